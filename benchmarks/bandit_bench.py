@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,9 @@ import numpy as np
 from arguments import number, parser
 from resultsfile import facts, table, write_section
 
-from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reached_at, reports, searches
-from hpc_toolkit.bandit.bench.replay import Asks
+from hpc_toolkit.bandit.arms import ArmTable
+from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reached_at, searches, spread
+from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable
 from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.results.scoretable import read_score_table
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import argparse
 
     from hpc_toolkit.bandit.bench.comparison import Entrant
-    from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
+    from hpc_toolkit.bandit.bench.replay import Trace
 
 GOAL = 0.99
 SHARE = 0.05
@@ -84,16 +84,16 @@ def pulls(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
     specs = [(one, Asks.parse("one")) for one in entrants(options.policies)]
     specs += [(entrants("gp-ucb")[0], Asks.parse(way)) for way in ("rounds:8", "window:8")]
     tasks = min(TASKS, len(scores.tasks.names))
+    parts = [drawn(scores, seed, tasks) for seed in range(options.subtables)]
     print(f"{head}", file=sys.stderr)
     found: dict[str, list[dict[str, Any]]] = {}
     for entrant, asks in specs:
         if entrant.in_parts:
             continue
         name = entrant.label if asks.size == 1 else f"{entrant.label}, {asks}"
-        parts = {"seeds": options.part_seeds, "subtables": options.subtables, "tasks": tasks}
         found[name] = [
-            to_goal(entrant, scores, asks=asks, **some)
-            for some in ({"seeds": options.seeds}, parts)
+            to_goal(entrant, [scores], options.seeds, asks),
+            to_goal(entrant, parts, options.part_seeds, asks),
         ]
         print(_row(name, found[name]), file=sys.stderr, flush=True)
     about = (
@@ -136,12 +136,31 @@ def _ratio(one: float | None, other: float | None) -> str:
     return f"{one / other:.2f}" if one is not None and other is not None else "never"
 
 
-def to_goal(entrant: Entrant, scores: ScoreTable, **more: Any) -> dict[str, Any]:
-    """Pulls to 99 % of the best, as a report has them."""
-    plan = Plan(entrants=[entrant], until=GOAL, pulls=None, gpus=(1,), **more)
-    report = next(reports(scores, plan))
-    found: dict[str, Any] = report["policies"][0]["to_goal"][f"{GOAL:g}"]["pulls"]
-    return found
+def to_goal(entrant: Entrant, tables: list[ScoreTable], seeds: int, asks: Asks) -> dict[str, Any]:
+    """Median, ninth decile and share of the searches that reached 99 % of the best, in pulls."""
+    spent: list[float] = []
+    for place, one in enumerate(tables):
+        plan = Plan(
+            entrants=[], until=GOAL, pulls=None, seeds=seeds, first=place * seeds, asks=asks
+        )
+        spent += [reached_at(trace, GOAL) for trace in searches(entrant, one, plan)]
+    return spread(spent)
+
+
+def drawn(scores: ScoreTable, seed: int, tasks: int) -> ScoreTable:
+    """A random part of a table: half of its arms, and some of its tasks, in their order."""
+    rng = np.random.default_rng([seed, 7])
+    every = len(scores.arms.arms)
+    kept = np.sort(rng.permutation(every)[: every // 2]).tolist()
+    columns = np.sort(rng.permutation(len(scores.tasks.names))[:tasks]).tolist()
+    cut = np.ix_(kept, columns)
+    return ScoreTable(
+        arms=ArmTable(tuple(scores.arms.arms[i] for i in kept), scores.arms.feature_names),
+        tasks=scores.tasks.part(columns),
+        scores=scores.scores[cut],
+        seconds=None if scores.seconds is None else scores.seconds[cut],
+        stderrs=None if scores.stderrs is None else scores.stderrs[cut],
+    )
 
 
 def _cell(value: float | None) -> str:
@@ -152,19 +171,20 @@ def races(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
     """How often racing and halving find the best arm, and for what share of the GPU time."""
     head = ["policy", "scores", "arms", "tasks", "best arm", "behind: mean", "most"]
     head += ["GPU time: median", "p90", f"above {SHARE:.0%}"]
-    plan = Plan(entrants=entrants("racing,halving"), seeds=1, subtables=options.races)
     every = len(scores.tasks.names)
     kinds = [
         *(
-            ("parts", replace(plan, tasks=n).tables(scores))
+            ("parts", [drawn(scores, seed, n) for seed in range(options.races)])
             for n in sorted({every, min(TASKS, every)})
         ),
         ("made up", [score_table(seed) for seed in range(options.made_up)]),
     ]
     rows = []
-    for entrant in plan.entrants:
+    for entrant in entrants("racing,halving"):
         for kind, tables in kinds:
-            found = [trace for _, trace in searches(entrant, tables, plan)]
+            plans = [Plan(entrants=[], seeds=1, first=seed) for seed in range(len(tables))]
+            games = zip(tables, plans, strict=True)
+            found = [trace for one, plan in games for trace in searches(entrant, one, plan)]
             size = [f"{len(tables[0].arms.arms)}", f"{len(tables[0].tasks.names)}"]
             rows.append([entrant.label, f"{len(tables)} {kind}", *size, *_raced(found)])
             print(rows[-1], file=sys.stderr, flush=True)
@@ -200,7 +220,7 @@ def wall(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
     rows = []
     for spec, way in [*(("gp-ucb", way) for way in WAYS), ("racing", "one")]:
         plan = Plan(entrants=entrants(spec), pulls=PULLS, seeds=options.seeds, asks=Asks.parse(way))
-        found = [trace for _, trace in searches(plan.entrants[0], [scores], plan)]
+        found = list(searches(plan.entrants[0], scores, plan))
         speeds = [float(t.gpu_s[-1] / t.wall_s(GPUS)[-1]) for t in found]
         hours = [np.median([_hours(trace, gpus) for trace in found]) for gpus in (1, GPUS)]
         rows.append(

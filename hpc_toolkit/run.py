@@ -21,7 +21,6 @@ from hpc_toolkit.system.record import replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hpc_toolkit.campaign.summary import SearchState
     from hpc_toolkit.planning.timeleft import Countdown
     from hpc_toolkit.queue.items import Item, ItemLines
     from hpc_toolkit.queue.presence import Presence
@@ -57,7 +56,7 @@ class Run:
         self.manifest = manifest
         self._view: RunView | None = None
         self._countdown: Countdown | None = None
-        self._search: Seldom[SearchState] | None = None
+        self._search: Seldom[dict[str, Any]] | None = None
         grant(root)
 
     def __enter__(self) -> Self:

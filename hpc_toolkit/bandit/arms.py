@@ -97,7 +97,20 @@ class ArmTable:
 
     @cached_property
     def standardised(self) -> Standardised:
-        return _standardise(self.features, self.feature_names)
+        columns: list[Floats] = []
+        gaps: dict[str, Floats] = {}
+        for name, column in zip(self.feature_names, self.features.T, strict=True):
+            missing = np.isnan(column)
+            known = column[~missing]
+            columns.append(np.where(missing, np.median(known) if known.size else 0.0, column))
+            if missing.any():
+                gaps[f"{name}_missing"] = missing.astype(np.float64)
+        every = np.array([*columns, *gaps.values()], dtype=np.float64)
+        filled = every.reshape(-1, len(self.arms)).T
+        mean, std = filled.mean(axis=0), filled.std(axis=0)
+        # The deviation of a constant column is rounding error; dividing by it would create noise.
+        std = np.where(std <= 1e-12 * np.maximum(1.0, np.abs(mean)), 1.0, std)
+        return Standardised((filled - mean) / std, (*self.feature_names, *gaps))
 
     def index(self, arm_id: str) -> int:
         """Return the index of an arm. Raises ConfigError with the nearest known id."""
@@ -106,25 +119,6 @@ class ArmTable:
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {arm_id: index for index, arm_id in enumerate(self.ids)}
-
-
-def _standardise(features: Floats, names: tuple[str, ...]) -> Standardised:
-    columns: list[Floats] = []
-    column_names = list(names)
-    gaps: list[Floats] = []
-    for name, column in zip(names, features.T, strict=True):
-        missing = np.isnan(column)
-        known = column[~missing]
-        columns.append(np.where(missing, np.median(known) if known.size else 0.0, column))
-        if missing.any():
-            gaps.append(missing.astype(np.float64))
-            column_names.append(f"{name}_missing")
-    filled = np.array(columns + gaps, dtype=np.float64).reshape(-1, len(features)).T
-    mean = filled.mean(axis=0)
-    std = filled.std(axis=0)
-    # The deviation of a constant column is rounding error; dividing by it would create noise.
-    std = np.where(std <= 1e-12 * np.maximum(1.0, np.abs(mean)), 1.0, std)
-    return Standardised((filled - mean) / std, tuple(column_names))
 
 
 GEOMETRY_NAMES = ("log_size", "log1p_step", "relative_depth")

@@ -268,8 +268,9 @@ def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str,
     initial arms: the results of part of a round come too late to choose the rest of it.
     Raises ConfigError for an unknown policy.
     """
-    initial: Any = getattr(rule_of(name), "__dataclass_fields__", {}).get("initial")
-    return {**({"initial": max(initial.default, size)} if initial else {}), **options}
+    defaults: dict[str, Any] = {option.name: option.default for option in fields(rule_of(name))}
+    initial = {"initial": max(defaults["initial"], size)} if "initial" in defaults else {}
+    return {**initial, **options}
 
 
 def scale_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,7 +279,7 @@ def scale_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Unless ``scales`` is given, a rule that has this option fits one for each feature: some settings
     matter more than others. Raises ConfigError for an unknown policy.
     """
-    known = getattr(rule_of(name), "__dataclass_fields__", {})
+    known = {option.name for option in fields(rule_of(name))}
     return {**({"scales": EACH} if "scales" in known else {}), **options}
 
 

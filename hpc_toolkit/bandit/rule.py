@@ -37,13 +37,10 @@ class Stream(IntEnum):
     FIRST_ARM = 0
     """The same stream as the bare seed, with which the policy ``random`` orders the arms."""
     GP_SAMPLE = 2
-    PARTS = 7
-    """Random parts of a recorded score table."""
     MADE_TASKS = 8
     OPTUNA = 9
     SURFACE = 10
     """The mean rewards of a synthetic score table."""
-    BOOTSTRAP = 11
     PILOT = 32
 
 

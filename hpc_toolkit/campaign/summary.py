@@ -33,60 +33,24 @@ if TYPE_CHECKING:
 _LAST_ASKS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchState:
-    """How far a search has come."""
-
-    policy: str
-    ended: str | None
-    """Why the search has ended; None while it goes on."""
-    arms: int
-    """Number of arms of the campaign."""
-    asked: int
-    """Arms that the policy has requested."""
-    budget: int | None
-    """Arms that it may request; None: no such limit."""
-    evaluated: int
-    """Arms with results, perhaps not of all tasks, and those that were known before."""
-    evaluations: int
-    """Evaluations of an arm on a task that have ended."""
-    evaluations_asked: int
-    evaluations_budget: int | None
-    """Evaluations that it may request; None: no such limit."""
-    rounds: int
-    """Decisions so far."""
-    best: Found | None
-    """The best evaluated arm, by the policy; None while no arm has a reward."""
-    ties: int
-    """Other arms within the noise of ``best``."""
-    rounds_since_best: int | None
-    """Decisions since the one that requested ``best``; None if it was known before, or no arm has a
-    reward."""
-    last: list[tuple[str, float | None, str]]
-    """The arms that were requested last, the newest first, each with its reward over all tasks. If
-    that is None, the text says why: ``failed``, ``not evaluated``, or ``2 of 3 tasks``."""
-
-
 def search_of(
-    view: RunView, manifest: Manifest, kept: Seldom[SearchState], complete: bool
+    view: RunView, manifest: Manifest, kept: Seldom[dict[str, Any]], complete: bool
 ) -> Search:
     """The state of the search, or why it is not known, as the status of a campaign has it."""
-
-    def state() -> SearchState:
-        return search_so_far(view, settings_of(view.paths, manifest))
-
     try:
-        search, _ = kept.read(state, complete)
+        search, _ = kept.read(
+            lambda: search_so_far(view, settings_of(view.paths, manifest)), complete
+        )
     except RunError as error:
         return Search(warnings=(error.message,))
     best = None
-    if search.best is not None:
-        best = asdict(search.best) | {"evaluated": search.evaluated, "arms": search.arms}
-    return Search(best, asdict(search))
+    if search["best"] is not None:
+        best = {**search["best"], "evaluated": search["evaluated"], "arms": search["arms"]}
+    return Search(best, {**search})
 
 
-def search_so_far(view: RunView, campaign: Campaign) -> SearchState:
-    """The state of the search, from the files alone."""
+def search_so_far(view: RunView, campaign: Campaign) -> dict[str, Any]:
+    """How far the search has come, from the files alone; ready for JSON."""
     searched = searched_of(view, campaign)
     names, best, pulls = searched.campaign.tasks.names, searched.best, searched.pulls
     search, rounds, asked = searched.campaign.search, searched.rounds, searched.asked
@@ -96,28 +60,32 @@ def search_so_far(view: RunView, campaign: Campaign) -> SearchState:
         since = next((n for n, some in enumerate(arms) if best.arm in some), None)
     newest = asked[: -_LAST_ASKS - 1 : -1]
     scored = searched.rewards(newest, names)
-    return SearchState(
-        policy=searched.policy,
+    return {
+        "policy": searched.policy,
         # While it goes on, it may take a fit of the policy's model to find out.
-        ended=searched.why_ended() if searched.sealed else None,
-        arms=len(searched.arms.arms),
-        asked=len(asked),
-        budget=search.budget,
-        evaluated=len(searched.evaluated),
-        evaluations=sum(
+        "ended": searched.why_ended() if searched.sealed else None,
+        "arms": len(searched.arms.arms),
+        # Arms that the policy has requested, and that it may request.
+        "asked": len(asked),
+        "budget": search.budget,
+        # Arms with results, perhaps not of all tasks, and those that were known before.
+        "evaluated": len(searched.evaluated),
+        "evaluations": sum(
             len(searched.rows.get(pull.arm, {}).keys() & set(pull.tasks or names)) for pull in pulls
         ),
-        evaluations_asked=sum(len(pull.tasks or names) for pull in pulls),
-        evaluations_budget=search.evaluations,
-        rounds=len(rounds),
-        best=None if best is None else searched.found(best.arm, best),
-        ties=0 if best is None else len(best.ties),
-        rounds_since_best=since,
-        last=[
+        "evaluations_asked": sum(len(pull.tasks or names) for pull in pulls),
+        "evaluations_budget": search.evaluations,
+        "rounds": len(rounds),
+        "best": None if best is None else asdict(searched.found(best.arm, best)),
+        "ties": 0 if best is None else len(best.ties),
+        # None if the best arm was known before, or no arm has a reward.
+        "rounds_since_best": since,
+        # The newest first, each with its reward over all tasks, or why it has none.
+        "last": [
             (arm, scored[arm].mean, "") if arm in scored else (arm, None, searched.lacks(arm))
             for arm in newest
         ],
-    )
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

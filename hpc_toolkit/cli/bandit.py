@@ -32,10 +32,7 @@ PANELS: Panels = {
             default="synthetic",
         ),
         Option("policies", "all, or e.g. gp-ucb:initial=8.", "NAMES", default="random,gp-ucb"),
-        Option("seeds", "Number of searches per policy and table.", "N", default=10),
-        Option("subtables", "Search on N random parts of the table.", "N", default=0),
-        Option("arms_share", "Share of the arms in each part.", "NUMBER", default=0.5, hidden=True),
-        Option("tasks", "Tasks in each part. [default: all]", "N", hidden=True),
+        Option("seeds", "Number of searches per policy.", "N", default=10),
         Option("asks", "Arms evaluated at once: one, rounds:N or window:N.", default="one"),
         Option("pulls", "Arms per search; 0 means all.", "N", default=60),
         Option("until", "End a search at this share of the best reward, e.g. 0.99.", "NUMBER"),
@@ -84,14 +81,13 @@ def bench(**given: Any) -> None:
         "entrants": entrants(given.pop("policies")),
         "asks": Asks.parse(given["asks"]),
         "pulls": given["pulls"] or None,
-        "share": given.pop("arms_share"),
         "first": given.pop("first_seed"),
         "gpus": parse_counts(given["gpus"], "--gpus", most=_MOST_GPUS),
     }
     plan = Plan(**given)
     report: dict[str, Any] = {}
     try:
-        for latest in reports(_read(table), plan, _progress()):
+        for latest in reports(_read(table), plan, _progress(plan.seeds)):
             report = latest
     finally:
         # Of an interrupted comparison, and of one that an error ends, what is finished is kept.
@@ -139,12 +135,12 @@ def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     write_outputs(out, {".json": lambda: as_json_lines, ".csv": lambda: as_csv(report)})
 
 
-def _progress() -> Callable[[Entrant, int, int], None] | None:
-    """What tells on a terminal how far the searches are; None elsewhere."""
+def _progress(total: int) -> Callable[[Entrant, int], None] | None:
+    """A callback that shows on a terminal how far the searches are; None elsewhere."""
     if not sys.stderr.isatty():
         return None
 
-    def tell(entrant: Entrant, done: int, total: int) -> None:
+    def tell(entrant: Entrant, done: int) -> None:
         line = f"{entrant.label}: search {done + 1} of {total}"
         end = "\n" if done + 1 == total else ""
         print(f"\r{line}\x1b[K", end=end, file=sys.stderr, flush=True)

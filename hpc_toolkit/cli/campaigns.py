@@ -8,7 +8,7 @@ import textwrap
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hpc_toolkit.cli.arguments import (
     JsonOption,
@@ -36,7 +36,6 @@ from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
-    from hpc_toolkit.campaign.dryrun import DryRun
     from hpc_toolkit.campaign.evaluations import Found
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Summary
@@ -85,53 +84,52 @@ def plan(
         message = f"--workers: {workers} workers"
         raise ConfigError(message, hint="give the number of ranks: one per GPU")
     found = dry_run(read_campaign(campaign), str(campaign))
-    show(found.to_json(), plan_lines(found, workers), as_json=as_json)
+    show(found, plan_lines(found, workers), as_json=as_json)
 
 
-def plan_lines(found: DryRun, workers: int | None) -> list[str]:
-    tasks = counted(len(found.tasks), "task")
-    evaluations = f"{counted(found.evaluations, 'evaluation')} in all"
-    kinds = ", ".join(f"{key} ({kind})" for key, kind in found.features.items())
+def plan_lines(found: dict[str, Any], workers: int | None) -> list[str]:
+    tasks = counted(len(found["tasks"]), "task")
+    evaluations = f"{counted(found['evaluations'], 'evaluation')} in all"
+    kinds = ", ".join(f"{key} ({kind})" for key, kind in found["features"].items())
     kinds = kinds or "none: only random and racing can search"
     lines = [
-        f"campaign        {found.name}: {counted(found.arms, 'arm')}, {tasks}, {evaluations}",
+        f"campaign        {found['name']}: {counted(found['arms'], 'arm')}, {tasks}, {evaluations}",
         *textwrap.wrap(f"features        {kinds}", 80, subsequent_indent=" " * 16),
     ]
-    if found.unused:
-        lines.append(f"  not used      {', '.join(found.unused)}")
-    if found.baseline:
-        arms = counted(found.baseline, "arm")
-        lines.append(f"{found.baseline_name:15} {arms} to compare with")
-    if found.measured:
-        lines.append(f"metrics         {counted(found.measured, 'item')} first")
-    if found.known:
-        lines.append(f"known           {counted(found.known, 'evaluation')}")
-    for model, count in found.checkpoints.items():
-        where = "checkpoints"
-        if found.from_hub:
-            where += " from the hub; 'hpctk items fetch' shows sizes"
+    if found["unused"]:
+        lines.append(f"  not used      {', '.join(found['unused'])}")
+    if found["baseline"]:
+        arms = counted(found["baseline"], "arm")
+        lines.append(f"{found['baseline_name']:15} {arms} to compare with")
+    if found["measured"]:
+        lines.append(f"metrics         {counted(found['measured'], 'item')} first")
+    if found["known"]:
+        lines.append(f"known           {counted(found['known'], 'evaluation')}")
+    sizes = "; 'hpctk items fetch' shows sizes"
+    where = f"checkpoints from the hub{sizes}" if found["from_hub"] else "checkpoints"
+    for model, count in found["checkpoints"].items():
         lines.append(f"  {model:13} {count:,} {where}")
     return [*lines, *_search_lines(found, workers)]
 
 
-def _search_lines(found: DryRun, workers: int | None) -> list[str]:
+def _search_lines(found: dict[str, Any], workers: int | None) -> list[str]:
+    at_once = found["pending"] * len(found["tasks"])
     most = "no limit on evaluations"
-    if found.most_evaluations is not None:
-        share = found.most_evaluations / found.evaluations
-        most = f"at most {counted(found.most_evaluations, 'evaluation')} ({share:.1%})"
+    if (limit := found["most_evaluations"]) is not None:
+        most = f"at most {counted(limit, 'evaluation')} ({limit / found['evaluations']:.1%})"
     time = "unknown; [tasks] seconds gives the expected duration of each task"
-    if found.seconds is not None:
-        time = f"{format_duration(found.seconds)} of one worker"
+    if found["seconds"] is not None:
+        time = f"{format_duration(found['seconds'])} of one worker"
         if workers is not None:
-            least = format_duration(found.seconds / min(workers, found.at_once))
+            least = format_duration(found["seconds"] / min(workers, at_once))
             time += f", at least {least} with {workers}"
-    items = counted(found.at_once, "item")
+    items = counted(at_once, "item")
     lines = [
-        f"search          {found.policy}: {most}",
-        f"  at once       {counted(found.pending, 'arm')}, {items} for the workers",
+        f"search          {found['policy']}: {most}",
+        f"  at once       {counted(found['pending'], 'arm')}, {items} for the workers",
         f"  time          {time}",
     ]
-    if workers is not None and (idle := workers - found.at_once) > 0:
+    if workers is not None and (idle := workers - at_once) > 0:
         fix = "raise [search] pending"
         lines.append(f"warning         {idle:,} of {workers:,} workers would be idle: {fix}")
     return lines
@@ -155,7 +153,7 @@ def run_campaign(
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
     from hpc_toolkit.campaign.settings import read_campaign
-    from hpc_toolkit.engines.localcampaign import LocalWorkers, resume_campaign
+    from hpc_toolkit.engines.localcampaign import resume_campaign, work_campaign
     from hpc_toolkit.worker.code import executed
     from hpc_toolkit.worker.worker import WorkerOptions
 
@@ -168,7 +166,7 @@ def run_campaign(
     else:
         found = make_run(root, campaign, wanted)
     count = workers if workers is not None else max(1, len(visible_gpus()))
-    work = partial(LocalWorkers(found).work, count, WorkerOptions())
+    work = partial(work_campaign, found, count, WorkerOptions())
     with at_end(found, on_end):
         try:
             code = with_progress(found, work)

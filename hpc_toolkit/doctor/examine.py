@@ -10,12 +10,12 @@ from hpc_toolkit import __version__
 from hpc_toolkit.doctor.check import check_run
 from hpc_toolkit.doctor.filesystem import (
     LIMIT_S,
+    LOST_HOSTS,
     check_mount,
     check_names,
     check_space,
     check_views,
     check_writing,
-    keeps_locks_of_lost_hosts,
 )
 from hpc_toolkit.doctor.findings import Finding, Report, Verdict, fine, worst
 from hpc_toolkit.doctor.locks import check_locks, waiting_for_server
@@ -201,7 +201,7 @@ def _how_deaths_are_seen(paths: RunPaths) -> Finding:
         found = "on other hosts by a free lock, after a missed heartbeat"
         means = (
             "workers that start from now on use it: locks were proven for this filesystem; "
-            f"{keeps_locks_of_lost_hosts(mount_of(paths.root))}"
+            f"{LOST_HOSTS}"
         )
         return fine(check, found, means)
     found = "on other hosts by the lease, 180 s by default"

@@ -60,24 +60,10 @@ _LEAST_BYTES = 100 * 2**20
 _LEAST_FILES = 2000
 
 
-def keeps_locks_of_lost_hosts(mount: Mount) -> str:
-    """Return for how long a host that lost power or its network still holds its locks."""
-    if mount.kind == "nfs4":
-        return (
-            "a lost host (power, network) keeps its locks until its lease on the NFS server ends, "
-            "after 90 s by default"
-        )
-    if mount.kind == "nfs":
-        return (
-            "a lost host (power, network) keeps its locks until it has booted again and told the "
-            "NFSv3 server so; if it stays away, the lease of hpctk decides, 180 s by default"
-        )
-    if mount.kind == "ceph" or mount.kind.startswith("fuse.ceph"):
-        return (
-            "a lost host (power, network) keeps its locks until CephFS evicts it, after 60 s by "
-            "default; until then, workers on other hosts may pause"
-        )
-    return "a lost host (power, network) keeps its locks until the filesystem's servers notice"
+LOST_HOSTS = (
+    "a lost host (power, network) keeps its locks until the filesystem's servers notice, 60 s or "
+    "more (docs/how-to/doctor.md)"
+)
 
 
 def check_mount(mount: Mount, modules: Path = Path("/sys/module")) -> Finding:

@@ -15,7 +15,7 @@ from threading import Timer
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.children import Child, ask_child
-from hpc_toolkit.doctor.filesystem import LOCAL_LOCKS_MEAN, keeps_locks_of_lost_hosts
+from hpc_toolkit.doctor.filesystem import LOCAL_LOCKS_MEAN, LOST_HOSTS
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.mounts import NFS
@@ -140,7 +140,7 @@ def _judge(trial: LockTrial, apart: bool, mount: Mount) -> Finding:
         where = "between the two sides" if apart else "within this host"
         found = f"held on one side, refused on the other, {where}; free "
         found += f"{format_duration(trial.freed_s or 0.0)} after a kill -9 of the process alone"
-        means = f"a worker's death can be seen by its lock; {keeps_locks_of_lost_hosts(mount)}"
+        means = f"a worker's death can be seen by its lock; {LOST_HOSTS}"
         if not apart:
             means = "a check between two hosts is needed to know whether other hosts see them"
         return fine(check, found, means)

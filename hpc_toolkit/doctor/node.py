@@ -6,26 +6,23 @@ Every query of a driver runs in a child that can be abandoned: a broken driver n
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections import Counter
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.doctor.advice import harmful
 from hpc_toolkit.doctor.children import ask_child
-from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
-from hpc_toolkit.slurm.client import NOT_SET_UP, SlurmError, ask
+from hpc_toolkit.doctor.findings import Finding, Verdict, fine
+from hpc_toolkit.slurm.client import NOT_SET_UP, SlurmError
 from hpc_toolkit.slurm.controller import slurm_config
-from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable
 
     from hpc_toolkit.doctor.sides import Pair
 
@@ -37,8 +34,6 @@ _FAILS = "items that use a GPU fail on this node, or wait for ever"
 _LEAVE_OUT = "leave the node out (--sbatch exclude=NODE), and tell the site"
 _PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 _ANSWER_S = 10.0
-_GRACE_S = 30
-"""Seconds that a worker needs from a warning to its end: 25 for its item, the rest to leave."""
 
 
 def look_at_gpus() -> list[dict[str, Any]]:
@@ -79,29 +74,26 @@ def _judge_driver(told: dict[str, Any] | None) -> tuple[Finding, bool]:
     gpus: list[dict[str, Any]] = told["gpus"]
     if not gpus or (CUDA in os.environ and not visible_gpus()):
         return _skipped("gpus", "none that this process may use"), False
-    broken = {index: gpu["error"] for index, gpu in enumerate(gpus) if "error" in gpu}
+    broken = [f"GPU {index}: {gpu['error']}" for index, gpu in enumerate(gpus) if "error" in gpu]
     if broken:
-        words = ", ".join(f"GPU {index}: {error}" for index, error in broken.items())
-        return _fault("gpus", f"{len(broken)} of {len(gpus)} fail: {words}", _LEAVE_OUT), True
+        found = f"{len(broken)} of {len(gpus)} fail: {', '.join(broken)}"
+        return _fault("gpus", found, _LEAVE_OUT), True
+    kinds = Counter((gpu["name"], gpu["total"]) for gpu in gpus)
+    words = ", ".join(f"{n} x {name}, {format_size(total)}" for (name, total), n in kinds.items())
+    free = format_size(min(gpu["free"] for gpu in gpus))
     newest = f"{told['cuda'] // 1000}.{told['cuda'] % 1000 // 10}"
-    found = f"{listed(gpus)}; driver {told['driver']}, for CUDA up to {newest}"
-    return fine("gpus", found), True
+    return fine(
+        "gpus", f"{words} ({free} free); driver {told['driver']}, for CUDA up to {newest}"
+    ), True
 
 
 def _without_driver() -> tuple[Finding, bool]:
     if _AMD.exists():
         return _skipped("gpus", "no NVIDIA driver; AMD's is asked by torch alone"), True
-    granted = visible_gpus()
-    if granted:
+    if granted := visible_gpus():
         found = f"{len(granted)} are granted ({CUDA}), but no driver is here"
         return _fault("gpus", found, "look at 'nvidia-smi' on this node"), False
     return _skipped("gpus", "no driver on this node"), False
-
-
-def listed(gpus: list[dict[str, Any]]) -> str:
-    kinds = Counter((gpu["name"], gpu["total"]) for gpu in gpus)
-    words = ", ".join(f"{n} x {name}, {format_size(total)}" for (name, total), n in kinds.items())
-    return f"{words} ({format_size(min(gpu['free'] for gpu in gpus))} free)"
 
 
 def judge_torch(told: dict[str, Any]) -> Finding:
@@ -188,7 +180,7 @@ def check_slurm() -> Finding:
     """Query the controller once."""
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if len(missing) == len(_PROGRAMS):
-        return _no_slurm("not on this PATH; workers run here without it")
+        return _skipped("slurm", "not on this PATH; workers run here without it")
     if missing:
         return _silent_slurm(f"{', '.join(missing)} cannot be found", "look at your PATH")
     began = time.monotonic()
@@ -196,45 +188,12 @@ def check_slurm() -> Finding:
         config = slurm_config(timeout_s=_ANSWER_S)
     except SlurmError as error:
         if NOT_SET_UP in error.message:
-            return _no_slurm(f"installed, but {NOT_SET_UP}")
+            return _skipped("slurm", f"installed, but {NOT_SET_UP}")
         return _silent_slurm(error.message, error.hint)
     version = config.get("SLURM_VERSION", "of an unknown version")
-    found = f"{version} of cluster {config.get('ClusterName', '?')} answered in "
-    found += format_duration(time.monotonic() - began)
-    costly = list(_costly_settings(config, _partitions()))
-    means, fix = ("; ".join(one[part] for one in costly) for part in (0, 1))
-    return judged("slurm", found, Verdict.SLOWER, means, fix, bad=bool(costly))
-
-
-def _partitions() -> tuple[dict[str, str], ...]:
-    """Return the partitions; none if the site hides them (PrivateData)."""
-    with suppress(SlurmError):
-        text = ask(["scontrol", "--oneliner", "show", "partition"], timeout_s=_ANSWER_S)
-        return parse_records(text)
-    return ()
-
-
-def _costly_settings(
-    config: Mapping[str, str], partitions: Sequence[Mapping[str, str]]
-) -> Iterator[tuple[str, str]]:
-    """Yield meaning and fix of each setting that costs a job work (slurm.conf(5))."""
-    cancel = [p["PartitionName"] for p in partitions if "CANCEL" in p.get("PreemptMode", "")]
-    if cancel or "CANCEL" in config.get("PreemptMode", "").upper():
-        where = f" (partition {', '.join(cancel)})" if cancel else ""
-        yield (
-            f"PreemptMode=CANCEL{where}: a preempted job does not start again",
-            "submit again after a preemption, or request another partition or QOS",
-        )
-    kill_wait = re.match("[0-9]+", config.get("KillWait", ""))
-    if kill_wait and (wait_s := int(kill_wait[0])) < _GRACE_S:
-        yield (
-            f"KillWait={wait_s}: at the time limit, an item of more than {wait_s} s starts again",
-            f"render with --sbatch signal=B:USR1@120, or work with --grace {max(wait_s - 5, 1)}s",
-        )
-
-
-def _no_slurm(found: str) -> Finding:
-    return Finding("slurm", Verdict.SKIPPED, found)
+    took = format_duration(time.monotonic() - began)
+    cluster = config.get("ClusterName", "?")
+    return fine("slurm", f"{version} of cluster {cluster} answered in {took}")
 
 
 def _silent_slurm(found: str, fix: str) -> Finding:
@@ -245,9 +204,5 @@ def _silent_slurm(found: str, fix: str) -> Finding:
 def check_variables() -> list[Finding]:
     """Variables of this environment that slow trainings down, break them, or do nothing."""
     fix = "unset it, or remove it from the shell's start-up files"
-    return [
-        Finding(
-            "variables", Verdict.SLOWER, advice.partition(": ")[0], advice.partition(": ")[2], fix
-        )
-        for advice in harmful(os.environ)
-    ]
+    advice = (one.partition(": ") for one in harmful(os.environ))
+    return [Finding("variables", Verdict.SLOWER, found, means, fix) for found, _, means in advice]

@@ -25,7 +25,6 @@ from hpc_toolkit.doctor.sides import (
     side_of,
 )
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.rundir import files
 from hpc_toolkit.system.ranks import in_step
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ class Partner:
         acts: dict[str, Callable[..., Any]] = {
             "where": lambda: side_of(self._area.parent).to_json(),
             "race": lambda own: filesystem.race(self._area / "race", own),
-            "create": lambda name, target: files.create_name(self._area / name, target),
             "prepare": self._prepare,
             "change": self._change,
             "hold": self._hold,

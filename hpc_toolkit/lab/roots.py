@@ -17,8 +17,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,12 +48,8 @@ _OWN = {
     *("opt", "proc", "run", "sbin", "sys", "usr", "var"),
 }
 
-_UNUSED_S = 14 * 86_400.0
-"""Seconds without use after which a root of an older recipe is removed."""
-
 _BUILDERS = ("debootstrap", "apt-get", "unshare", "setpriv", "mount")
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
-_PROC = Path("/proc")
 _INSTEAD = "or give --slurm the directory of a root that contains Slurm"
 
 # Runs in the new root's directory. Arguments: suite, mirror or "", packages. The root is mounted at
@@ -170,23 +164,14 @@ def debian_root(
 ) -> Path:
     """Return the root of a Debian release below ``directory``; build it if it is missing.
 
-    Of several concurrent callers one builds it; the others wait for it. Removes roots of the same
-    release that an older recipe built, once no process uses them and nobody has for two weeks.
+    Of several concurrent callers one builds it; the others wait for it.
     """
     root = directory / f"{suite}-{recipe_digest(packages)}"
     if not root.is_dir():
         _check_release(suite)
         directory.mkdir(parents=True, exist_ok=True)
         _build_once(suite, root, tell, build or partial(_bootstrap, packages=packages))
-    with suppress(OSError):  # a directory that this machine can only read
-        _lock_of(root).touch()
-        _remove_unused(directory, suite, tell)
     return root
-
-
-def _lock_of(root: Path) -> Path:
-    """The file that is locked to build or remove a root; its time is that of the last use."""
-    return root.with_suffix(".lock")
 
 
 def _build_once(
@@ -194,7 +179,7 @@ def _build_once(
 ) -> None:
     from filelock import FileLock
 
-    with FileLock(_lock_of(root)):
+    with FileLock(root.with_suffix(".lock")):
         if root.is_dir():
             return
         tell(f"building Debian {suite} with its Slurm: 2 minutes, 700 MB below {root.parent}")
@@ -207,33 +192,6 @@ def _build_once(
             publish_directory(unfinished, root)
         finally:
             remove_tree(unfinished)
-
-
-def _remove_unused(directory: Path, suite: str, tell: Callable[[str], None]) -> None:
-    from filelock import FileLock, Timeout
-
-    for lock in directory.glob(f"{suite}-{'[0-9a-f]' * 12}.lock"):
-        root, unfinished = lock.with_suffix(""), lock.with_suffix(".partial")
-        is_old = time.time() - lock.stat().st_mtime > _UNUSED_S
-        if not is_old or not (root.is_dir() or unfinished.is_dir()) or _is_entered(root):
-            continue
-        with suppress(Timeout), FileLock(lock, timeout=0):
-            tell(f"removing {root}, which was not used for two weeks")
-            remove_tree(unfinished)
-            if root.is_dir():
-                # First renamed, so that an interrupted removal leaves no root that looks complete.
-                publish_directory(root, unfinished)
-                remove_tree(unfinished)
-
-
-def _is_entered(root: Path) -> bool:
-    """Whether a process of this machine runs in a root."""
-    mark = f" - overlay {root.resolve()} ".encode()
-    for mounts in _PROC.glob("[0-9]*/mountinfo"):
-        with suppress(OSError):  # the process has ended
-            if mark in mounts.read_bytes():
-                return True
-    return False
 
 
 def recipe_digest(packages: tuple[str, ...] = PACKAGES) -> str:

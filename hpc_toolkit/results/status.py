@@ -137,7 +137,7 @@ class Status(Record, kw_only=True):
     best: dict[str, Any] | None = None
     """The best arm of a campaign so far; None without a reward, and for a list of items."""
     search: dict[str, Any] | None = None
-    """Fields of :class:`hpc_toolkit.campaign.summary.SearchState`; None for a list of items."""
+    """The values of ``campaign.summary.search_so_far``; None for a list of items."""
 
     @property
     def left(self) -> int:

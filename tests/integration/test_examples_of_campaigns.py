@@ -21,7 +21,7 @@ def test_an_example_is_a_valid_campaign_whose_code_scores_arms(
     file = REPOSITORY / f"examples/{name}.toml"
     campaign = read_campaign(file)
     found = dry_run(campaign, str(file))
-    assert (found.arms, len(found.tasks), found.baseline) == (arms, tasks, 1)
+    assert (found["arms"], len(found["tasks"]), found["baseline"]) == (arms, tasks, 1)
 
     score = load_object(campaign.tasks.workload, campaign.path)
     for arm in list(campaign.arms())[:: arms // 3]:

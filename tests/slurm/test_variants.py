@@ -61,7 +61,7 @@ class Variant:
     rest: int = 0
     """Items that the job leaves for another one, at least."""
     says: dict[str, str] = field(default_factory=dict)
-    """Words of hpctk, by the command that prints them: doctor, draft, submit, status."""
+    """Words of hpctk, by the command that prints them: draft, submit, status."""
     lua: str = ""
     """The body of the site's plugin that sees each submission."""
 
@@ -92,7 +92,6 @@ SHORT = {
         end=("PREEMPTED", 75, 0),
         rest=1,
         says={
-            "doctor": "PreemptMode=CANCEL (partition main): a preempted job does not start again",
             "draft": "# PreemptMode=CANCEL: jobs here may have to give way to others",
             "status": PREEMPTED,
         },
@@ -119,7 +118,7 @@ LONG = {
         event="preempt",
         end=("PREEMPTED", 75, 0),
         rest=1,
-        says={"doctor": "PreemptMode=CANCEL", "status": PREEMPTED},
+        says={"status": PREEMPTED},
     ),
     "preempt-suspend": Variant(
         {"PreemptMode": "SUSPEND,GANG"},
@@ -135,7 +134,6 @@ LONG = {
         event="cancel",
         end=("CANCELLED", 75, 0),
         rest=1,
-        says={"doctor": "KillWait=1: at the time limit, an item of more than 1 s starts again"},
     ),
     "arrays": Variant(
         {"MaxArraySize": "5"},
@@ -270,8 +268,6 @@ def submitted(site: Site, variant: Variant) -> tuple[list[str], str]:
 def check_play(site: Site, variant: Variant) -> None:
     said = {"draft": call(site, "cluster", "init", "mine", "--from-slurm", "-o", "-").stdout}
     call(site, "cluster", "init", "mine", "--from-slurm")
-    if "doctor" in variant.says:
-        said["doctor"] = flat(call(site, "doctor", ".").stdout)
     lines = [json.dumps({"item": number}) for number in range(ITEMS)]
     (site.cwd / "items.jsonl").write_text("\n".join(lines))
     held = f": > '{site.cwd}/held-'$SLURM_PROCID; until [ -e '{site.cwd}/go' ]; do sleep 0.1; done"

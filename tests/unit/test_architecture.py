@@ -67,12 +67,13 @@ FENCES: dict[str, set[str]] = {
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        *("doctor", "engines.localcampaign", "engines.ray", "lab", "notebook", "science.workloads"),
+        *("doctor", "engines.ray", "lab", "notebook", "science.workloads"),
         *(
             "cli.hooks",
             "cli.progressline",
             "slurm.batch",
             "slurm.client",
+            "system.supervisor",
             "training.launch",
             "worker",
         ),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, columns, geometry_features, with_metrics
+from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,13 +48,6 @@ def test_table_gap_becomes_the_median_and_an_indicator() -> None:
     for column, filled in ((1, [0.0, 1.0, 4.0, 1.0]), (2, [0.0, 1.0, 0.0, 0.0])):
         standardised = (np.array(filled) - np.mean(filled)) / np.std(filled)
         np.testing.assert_allclose(made.values[:, column], standardised, atol=1e-12)
-
-
-@pytest.mark.parametrize("value", [0.1, NAN, math.log(410e6)])
-def test_table_constant_column_becomes_zero(value: float) -> None:
-    made = table_of(*[(value, float(i)) for i in range(7)]).standardised
-
-    np.testing.assert_allclose(made.values[:, 0], 0.0, atol=1e-12)
 
 
 @given(
@@ -95,21 +88,6 @@ def test_arms_that_cannot_be_are_refused(make: Callable[[], ArmTable], says: str
         make()
 
 
-def test_table_unknown_arm_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="unknown arm 'arm9'") as caught:
-        table_of((1.0, 2.0), (3.0, 4.0)).index("arm9")
-
-    assert "did you mean 'arm" in caught.value.hint
-
-
-def test_geometry_features_are_log_size_log_step_and_relative_depth() -> None:
-    values = geometry_features(size=410e6, step=0, layer=18, layers=24)
-
-    assert len(values) == len(GEOMETRY_NAMES)
-    assert values == (math.log(410e6), 0.0, 0.75)
-    assert geometry_features(size=1, step=143000, layer=0, layers=6)[1] == math.log(143001)
-
-
 def test_with_metrics_adds_a_named_column_per_metric_after_the_features() -> None:
     rows = {arm: {"entropy": 10.0 + i, "curvature": -i} for i, arm in enumerate("abcd")}
 
@@ -118,14 +96,6 @@ def test_with_metrics_adds_a_named_column_per_metric_after_the_features() -> Non
     assert table.feature_names == ("layer", "metric:entropy", "metric:curvature")
     assert table.features.tolist() == [[i, 10.0 + i, -i] for i in range(4)]
     assert table.ids == TABLE.ids
-
-
-def test_with_metrics_gaps_become_nan_and_a_column_that_says_so() -> None:
-    table = with_metrics(TABLE, {"a": {"x": 1.0}, "b": {"x": None}, "d": {"x": 5.0}}, ["x"])
-
-    np.testing.assert_array_equal(table.features[:, 1], [1.0, math.nan, math.nan, 5.0])
-    assert table.standardised.names == ("layer", "metric:x", "metric:x_missing")
-    assert columns(table, "metrics").shape == (4, 2)
 
 
 def test_with_metrics_leaves_out_what_most_arms_lack() -> None:
@@ -139,26 +109,11 @@ def test_with_metrics_leaves_out_what_most_arms_lack() -> None:
     assert table.feature_names == ("layer", "metric:y")
 
 
-def test_columns_are_geometry_metrics_or_both() -> None:
-    table = with_metrics(TABLE, {arm: {"x": float(ord(arm))} for arm in "abcd"}, ["x"])
-
-    np.testing.assert_array_equal(columns(table, "all"), table.standardised.values)
-    np.testing.assert_array_equal(columns(table, "geometry"), TABLE.standardised.values)
-    np.testing.assert_array_equal(columns(table, "metrics"), table.standardised.values[:, 1:])
-
-
 def test_columns_of_metrics_that_a_table_lacks_are_refused() -> None:
     policy = make_policy("gp-ucb", TABLE, 0, features="metrics")
 
     with pytest.raises(ConfigError, match="the arms have no metrics as features"):
         policy.ask(1)
-
-
-def test_with_metrics_of_an_unknown_metric_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="no arm has a metric 'entrpy'") as caught:
-        with_metrics(TABLE, {"a": {"entropy": 1.0}}, ["entrpy"])
-
-    assert caught.value.hint == "did you mean 'entropy'?"
 
 
 def wide_table(count: int) -> ArmTable:

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit.regression import (
-    LENGTH_SCALES,
-    MOST_CANDIDATES,
     NOISES,
     Hyperparameters,
     Posterior,
     Surfaces,
-    cholesky,
     column_scales,
     fit,
     log_marginal_likelihoods,
@@ -80,15 +77,6 @@ def test_believe_equals_an_observation_at_the_mean(hyper: Hyperparameters) -> No
     np.testing.assert_allclose(posterior.variance, expected.variance, atol=1e-8)
 
 
-def test_fit_chooses_the_highest_marginal_likelihood_of_the_grid() -> None:
-    grid = [Hyperparameters(scale, noise) for scale in LENGTH_SCALES for noise in NOISES]
-
-    best = fit(X, Y)
-
-    assert best in grid
-    assert likelihood(X, Y, best) >= max(likelihood(X, Y, hyper) - 1e-8 for hyper in grid)
-
-
 def test_likelihood_of_repeated_points_without_noise_takes_jitter_for_that_one_alone() -> None:
     x, y = np.zeros((4, 1)), np.array([1.0, 1.0, 1.0, 1.0])
 
@@ -122,34 +110,6 @@ def test_surfaces_have_the_mean_and_the_covariance_of_the_posterior() -> None:
     expected = posterior.covariance(surfaces.arms)
     bound = 5 * np.sqrt(2.0) * np.outer(sd, sd) / 141 + 1e-9
     assert (np.abs(np.cov(draws.T) - expected) < bound).all()
-
-
-def test_surfaces_of_very_many_arms_are_over_those_that_may_be_best() -> None:
-    points = np.linspace(-30.0, 30.0, 2000)[:, None]
-    posterior = Posterior(
-        np.array([[-1.0], [1.0]]), np.array([-1.0, 1.0]), points, Hyperparameters(1.5, 1e-4)
-    )
-    posterior.mean[:700] = -99.0
-
-    surfaces = Surfaces(posterior, np.ones(2000, dtype=np.bool_))
-
-    assert len(surfaces.arms) == MOST_CANDIDATES
-    assert surfaces.arms.min() >= 700
-    assert (np.diff(surfaces.arms) > 0).all()
-
-
-def test_cholesky_of_a_matrix_beyond_repair_is_an_error() -> None:
-    with pytest.raises(np.linalg.LinAlgError, match="2 points is not positive definite"):
-        cholesky(np.array([[1.0, 2.0], [2.0, 1.0]]), 0.01)
-
-
-def test_posterior_variance_is_never_negative_without_noise() -> None:
-    posterior = Posterior(X, Y, X, Hyperparameters(1.5, 0.0))
-
-    assert posterior.variance.min() >= 0.0
-    for index in range(3):
-        posterior.believe(index)
-    assert posterior.variance.min() >= 0.0
 
 
 def test_columns_that_matter_count_more_if_rewards_clearly_say_so() -> None:

@@ -55,13 +55,6 @@ def test_log_expected_improvement_agrees_with_numbers_of_any_precision() -> None
     np.testing.assert_allclose(found, exact, rtol=1e-8)
 
 
-def test_log_expected_improvement_of_a_certain_reward_is_finite() -> None:
-    found = log_expected_improvement(np.array([0.0, 1.0, 2.0]), np.zeros(3), 1.0)
-
-    assert np.isfinite(found).all()
-    assert found[0] < found[1] < found[2] == pytest.approx(0.0, abs=1e-6)
-
-
 def test_gp_ei_maximises_the_improvement_over_the_best_mean() -> None:
     policy = told(make_policy("gp-ei", line(61), 0), HILL)
     posterior, _, spread = posterior_of(HILL, 61)
@@ -110,36 +103,6 @@ def test_gp_ts_asks_for_an_arm_as_often_as_it_is_the_best() -> None:
     # Four standard errors of 600 draws.
     assert np.abs(shares - expected).max() < 4 * 0.5 / math.sqrt(600)
     assert shares.max() < 0.9
-
-
-def test_gp_ts_beyond_its_candidates_takes_the_highest_mean() -> None:
-    scores = {0: 0.0, 200: 0.1, 400: 0.2, 600: 0.3, 799: 0.4}
-    policy = told(make_policy("gp-ts", line(800), 0), scores)
-    mean = posterior_of(scores, 800)[0].mean
-    first = [proposal.arm for proposal in policy.ask(600)]
-
-    rest = policy.ask(1, first)
-
-    assert len(set(first)) == 600
-    mean[[*scores, *map(int, first)]] = -math.inf
-    assert int(rest[0].arm) == int(np.argmax(mean)) != min(set(range(800)) - {*map(int, first), 0})
-
-
-def test_gp_ei_holds_no_failed_arm_for_the_best() -> None:
-    """A failed arm tells nothing, also where its mean would be the highest of all."""
-    scores = {0: 0.0, 10: 0.4, 30: 0.4, 40: 0.0, 60: -0.5}
-    posterior, _, spread = posterior_of(scores, 61)
-    peak = int(np.argmax(posterior.mean))
-    assert peak not in scores
-    policy = told(make_policy("gp-ei", line(61), 0), scores)
-    policy.tell(Observation(str(peak), failed=("task",)))
-    best = posterior.mean[sorted(scores)].max()
-    improvement = log_expected_improvement(posterior.mean, posterior.sd, best)
-    improvement[[*scores, peak]] = -math.inf
-
-    chosen = policy.ask(1)[0]
-
-    assert chosen.acquisition == pytest.approx(spread * math.exp(improvement.max()))
 
 
 @pytest.mark.parametrize(

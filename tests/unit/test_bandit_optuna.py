@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -47,14 +46,6 @@ def test_optuna_tpe_searches_near_what_was_good() -> None:
     assert np.mean([values[15:] for values in tpe]) > np.mean(chance) / 2
 
 
-def test_optuna_tpe_begins_with_the_space_filling_arms_of_the_others() -> None:
-    table = square(6)
-
-    first = [make_policy(name, table, 3).ask(5) for name in ("optuna-tpe", "gp-ucb")]
-
-    assert first[0] == first[1]
-
-
 def test_optuna_tpe_tells_a_new_study_all_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     optuna = pytest.importorskip("optuna")
     studies: list[Any] = []
@@ -90,22 +81,6 @@ def test_optuna_tpe_tells_a_new_study_all_that_is_known(monkeypatch: pytest.Monk
         assert len(study.get_trials(states=[states.RUNNING])) in (running, running + 1)
     places = [trial.params for trial in studies[1].get_trials(states=[states.RUNNING])]
     assert {"0": int(first.arm[:2]), "1": int(first.arm[2:])} in places
-
-
-def test_optuna_tpe_says_nothing_on_its_own(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    optuna = pytest.importorskip("optuna")
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.INFO)
-
-    with caplog.at_level(logging.DEBUG):
-        searched(make_policy("optuna-tpe", square(4), 0), 8)
-
-    assert capfd.readouterr() == ("", "")
-    assert not caplog.records
-    assert optuna.logging.get_verbosity() == optuna.logging.INFO
-    optuna.logging.set_verbosity(before)
 
 
 def test_optuna_tpe_without_optuna_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -213,18 +212,6 @@ def test_best_prefers_arms_told_on_all_tasks_and_says_what_its_mean_is_over() ->
     assert all_but_one.failed == ("slow",)
 
 
-def test_best_of_partly_told_arms_counts_scores_and_no_failures() -> None:
-    policy = make_policy("random", grid(1, 4), 0, tasks=TASKS)
-    policy.tell(Observation("s0/l2", {"quick": 0.5, "short": 0.6}))
-    policy.tell(Observation("s0/l1", failed=("quick", "short", "slow")))
-    lost = ("slow", "short", "middle")
-    policy.tell(Observation("s0/l0", {"quick": 0.9, "long": 0.9}, failed=lost))
-
-    best = best_of(policy)
-
-    assert (best.arm, best.tasks, best.ties) == ("s0/l2", ("quick", "short"), ())
-
-
 def test_best_compares_partly_told_arms_over_tasks_that_all_of_them_have() -> None:
     """The first arm has the highest score, of another task than the other two."""
     policy = make_policy("random", grid(1, 4), 0, tasks=TASKS)
@@ -278,57 +265,6 @@ def test_tell_of_another_result_of_a_task_is_refused_and_changes_nothing(
         policy.tell(other)
 
     assert policy.best() == before
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("racing", {"first": 3.0, "block": 1.0}),
-        ("gp-ucb", {"initial": 5.0}),
-        ("gp-ei", {"initial": np.float64(5)}),
-    ],
-)
-def test_whole_numbers_may_be_given_as_floats(name: str, options: dict[str, Any]) -> None:
-    """As a command line or a TOML file may have them."""
-    table = grid(4, 3)
-    policies = [make_policy(name, table, 1, tasks=TASKS, **given) for given in (options, {})]
-    asked: list[Any] = []
-    for policy in policies:
-        for _ in range(6):
-            for proposal in policy.ask(2):
-                seen = whole(table, proposal.arm)
-                policy.tell(part(seen, proposal.tasks or TASKS.names))
-                asked.append(proposal)
-
-    assert asked[: len(asked) // 2] == asked[len(asked) // 2 :]
-
-
-def test_task_that_is_not_in_the_set_is_refused_with_the_nearest() -> None:
-    policy = make_policy("random", grid(1, 1), 0, tasks=TASKS)
-
-    with pytest.raises(ConfigError, match="unknown task 'quik'") as told:
-        policy.tell(Observation("s0/l0", {"quik": 0.5}))
-    with pytest.raises(ConfigError, match="unknown task 'quik'"):
-        policy.ask(1, [Pull("s0/l0", ("quik",))])
-
-    assert told.value.hint == "did you mean 'quick'?"
-    assert policy.best() is None
-
-
-@pytest.mark.parametrize(
-    ("given", "claim"),
-    [
-        ({"names": ("a", "")}, "task '' is not a non-empty string"),
-        ({"names": ("a", "b", "a")}, "task 'a' occurs 2 times"),
-        ({"names": ("a", "b"), "seconds": (1.0,)}, "1 seconds for 2 tasks"),
-        ({"names": ("a", "b"), "kinds": ("x", "y", "z")}, "3 kinds for 2 tasks"),
-        ({"names": ("a",), "seconds": (-1.0,)}, "an expected duration of -1.0 seconds"),
-        ({"names": ("a",), "seconds": (np.inf,)}, "an expected duration of inf seconds"),
-    ],
-)
-def test_task_set_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:
-    with pytest.raises(ConfigError, match=claim):
-        TaskSet(**given)
 
 
 @pytest.mark.parametrize(

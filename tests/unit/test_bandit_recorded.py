@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from bandit_bench import drawn, to_goal
 
-from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reports, searches
+from hpc_toolkit.bandit.bench.comparison import Plan, entrants, searches
 from hpc_toolkit.bandit.bench.replay import Asks
 from hpc_toolkit.results.scoretable import read_score_table
 
@@ -41,17 +42,9 @@ def to_99(table: ScoreTable, policy: str, parts: int = 0, asks: str = "one") -> 
 
     From 40 seeds on the table, or from so many on each of 100 parts: half the arms.
     """
-    plan = Plan(
-        entrants=entrants(policy),
-        asks=Asks.parse(asks),
-        until=0.99,
-        pulls=None,
-        gpus=(1,),
-        seeds=parts or 40,
-        subtables=100 if parts else 0,
-        tasks=tasks_of_a_part(table) if parts else None,
-    )
-    found = next(reports(table, plan))["policies"][0]["to_goal"]["0.99"]["pulls"]
+    tables = [drawn(table, seed, tasks_of_a_part(table)) for seed in range(100)]
+    of = tables if parts else [table]
+    found = to_goal(entrants(policy)[0], of, parts or 40, Asks.parse(asks))
     return found["median"], found["p90"]
 
 
@@ -96,10 +89,12 @@ def test_rounds_of_eight_need_hardly_more_pulls_than_one_at_a_time(
 def test_racing_finds_a_best_arm_of_half_the_arms_for_a_small_part_of_the_time(
     table: ScoreTable, part: bool
 ) -> None:
-    tasks = tasks_of_a_part(table) if part else None
-    plan = Plan(entrants=entrants("racing"), seeds=1, subtables=100, tasks=tasks)
+    tasks = tasks_of_a_part(table) if part else len(table.tasks.names)
+    plan = Plan(entrants=entrants("racing"), seeds=1)
 
-    found = [trace for _, trace in searches(plan.entrants[0], plan.tables(table), plan)]
+    found = [
+        next(searches(plan.entrants[0], drawn(table, seed, tasks), plan)) for seed in range(100)
+    ]
 
     best = np.array([trace.table.means.max() for trace in found])
     known = np.array([trace.known[-1] for trace in found])
@@ -112,7 +107,7 @@ def test_racing_finds_a_best_arm_of_half_the_arms_for_a_small_part_of_the_time(
 def test_rounds_of_24_keep_32_gpus_about_as_busy_as_can_be(table: ScoreTable) -> None:
     plan = Plan(entrants=entrants("gp-ucb"), seeds=5, asks=Asks("rounds", 24), pulls=60)
 
-    for _, trace in searches(plan.entrants[0], [table], plan):
+    for trace in searches(plan.entrants[0], table, plan):
         assert trace.wall_s(32)[-1] <= 1.1 * shortest(trace, 24, 32)
 
 

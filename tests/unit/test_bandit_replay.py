@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -86,17 +85,6 @@ def test_what_is_known_is_what_the_policy_itself_would_recommend(asks: str) -> N
         assert trace.known[number] == table.means[table.arms.index(best.arm)]
 
 
-def test_a_search_until_a_value_ends_when_it_is_known() -> None:
-    table = small_table()
-    whole = search(ONE)
-    until = float(whole.known[5])
-
-    trace = replay(table, make_policy("random", table.arms, 0, tasks=table.tasks), ONE, until=until)
-
-    reached = int(np.argmax(whole.known >= until)) + 1
-    assert trace.arms == whole.arms[:reached]
-
-
 def test_costs_add_up_and_one_gpu_takes_as_long_as_the_sum() -> None:
     trace = search(Asks("window", 3), pulls=7)
     assert trace.table.seconds is not None
@@ -109,15 +97,6 @@ def test_costs_add_up_and_one_gpu_takes_as_long_as_the_sum() -> None:
     one_by_one = search(ONE, pulls=7).wall_s(99)
     np.testing.assert_allclose(one_by_one, np.cumsum(each.max(axis=1)))
     assert (np.diff(trace.wall_s(2)) >= 0).all()
-
-
-def test_costs_of_a_table_without_durations_are_refused() -> None:
-    table = small_table(seconds=False)
-    trace = replay(table, make_policy("random", table.arms, 0, tasks=table.tasks), ONE, pulls=2)
-
-    assert trace.evaluations.tolist() == [3.0, 6.0]
-    with pytest.raises(ConfigError, match="the score table has no durations"):
-        trace.wall_s(1)
 
 
 @dataclass
@@ -185,26 +164,6 @@ def test_asks_of_another_form_are_refused(text: str) -> None:
         Asks.parse(text)
 
 
-@pytest.mark.parametrize("text", ["one", "rounds:8", "window:24"])
-def test_asks_are_written_as_they_are_read(text: str) -> None:
-    assert str(Asks.parse(text)) == text
-
-
-def test_racing_pulls_tasks_one_by_one_and_names_an_arm() -> None:
-    table = small_table(arms=20, tasks=8)
-    policy = make_policy("racing", table.arms, 1, tasks=table.tasks)
-
-    trace = replay(table, policy, Asks("rounds", 20))
-
-    pairs = [
-        (arm, task) for arm, tasks in zip(trace.arms, trace.tasks, strict=True) for task in tasks
-    ]
-    assert len(pairs) == len(set(pairs)) < table.scores.size
-    best = policy.best()
-    assert best is not None
-    assert math.isclose(trace.known[-1], table.means[table.arms.index(best.arm)])
-
-
 @st.composite
 def searches(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     """Durations of some pulls, and after how many results each was asked."""
@@ -246,10 +205,6 @@ def test_finish_times_are_those_of_a_clock_that_ticks(
     found = finish_times(pulls, told_before, gpus)
 
     assert found.tolist() == ticking(pulls, told_before, gpus)
-
-
-def test_a_pull_of_nothing_ends_when_it_may_begin() -> None:
-    assert finish_times([[3.0], [], [2.0]], [0, 1, 2], 1).tolist() == [3.0, 3.0, 5.0]
 
 
 def test_finish_times_are_close_to_those_of_the_queues_own_code() -> None:

@@ -46,20 +46,6 @@ def test_space_filling_order_takes_the_farthest_point_and_the_lowest_of_equals()
     assert space_filling_order(points, seed, 5) == [2, 0, 4, 1, 3]
 
 
-def test_space_filling_order_of_fewer_points_is_the_beginning_of_the_longer() -> None:
-    points = np.random.default_rng(0).normal(size=(30, 3))
-
-    whole = space_filling_order(points, 7, 99)
-
-    assert sorted(whole) == list(range(30))
-    for n in range(30):
-        assert space_filling_order(points, 7, n) == whole[:n]
-
-
-def test_space_filling_order_of_equal_points_is_each_once() -> None:
-    assert sorted(space_filling_order(np.zeros((6, 2)), 1, 6)) == list(range(6))
-
-
 def test_random_is_a_uniform_order_that_scores_do_not_change() -> None:
     table = table_of({f"g/{i}": () for i in range(5)})
     firsts = [make_policy("random", table, seed).ask(1)[0].arm for seed in range(400)]
@@ -94,16 +80,6 @@ def test_gp_ucb_takes_the_initial_arms_from_the_features_alone() -> None:
     assert policy.ask(1)[0].acquisition is not None
 
 
-def test_gp_ucb_counts_pending_arms_as_initial() -> None:
-    table = lever_table(6, 4)
-    policy = make_policy("gp-ucb", table, 3, initial=5)
-    policy.tell(Observation("0/0", score(0.5)))
-
-    decided = [p.acquisition is not None for p in policy.ask(4, ["1/0", "2/0"])]
-
-    assert decided == [False, False, True, True]
-
-
 def test_gp_ucb_keeps_to_space_filling_while_no_arm_has_a_reward() -> None:
     table = lever_table(6, 4)
     order = space_filling_order(table.standardised.values, 3, 9)
@@ -128,16 +104,6 @@ def test_gp_ucb_goes_elsewhere_while_the_best_guess_is_pending() -> None:
     other = table.index(policy.ask(1, [table.ids[guess]])[0].arm)
 
     assert abs(other - guess) > 5
-
-
-@pytest.mark.parametrize("value", [0.0, 0.1, -3.0])
-def test_gp_ucb_with_equal_rewards_explores(value: float) -> None:
-    table = line(101)
-    policy = make_policy("gp-ucb", table, 0)
-    for index in (0, 10, 20, 30, 40):
-        policy.tell(Observation(table.ids[index], score(value)))
-
-    assert table.index(policy.ask(1)[0].arm) == 100
 
 
 @pytest.mark.parametrize(("beta", "places"), [(0, range(6, 11)), (2, range(91, 101))])

@@ -11,7 +11,6 @@ from hypothesis.extra import numpy as arrays
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
 from hpc_toolkit.bandit.rewards import SCALARISERS, WORDS, weights
-from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,13 +39,6 @@ def test_scalarisers_have_the_values_of_their_definitions() -> None:
 
 
 @every_scalariser
-def test_scalariser_of_an_arm_without_a_score_is_nan(name: str) -> None:
-    found = SCALARISERS[name](np.array([[0.1, 0.2, 0.3, 0.4], [NAN] * 4]), TASKS)
-
-    assert np.isnan(found).tolist() == [False, True]
-
-
-@every_scalariser
 @given(scores=scores_with_gaps, data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_scalariser_does_not_depend_on_the_order_of_tasks_or_arms(
@@ -58,15 +50,6 @@ def test_scalariser_does_not_depend_on_the_order_of_tasks_or_arms(
     found = SCALARISERS[name](scores[rows][:, columns], TASKS.part(columns))
 
     np.testing.assert_allclose(found, SCALARISERS[name](scores, TASKS)[rows], atol=1e-9)
-
-
-def test_ranks_ignore_the_scale_of_each_task() -> None:
-    scores = np.random.default_rng(0).normal(size=(9, 4))
-    rescaled = scores * [1.0, 1e3, 1e-3, 7.0] + [0.0, 5.0, -1.0, 2.0]
-
-    found = SCALARISERS["mean-rank"](rescaled, TASKS)
-
-    np.testing.assert_allclose(found, SCALARISERS["mean-rank"](scores, TASKS), atol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(set(SCALARISERS) - {"mean-rank"}))
@@ -123,19 +106,3 @@ def test_asks_between_tells_change_nothing_later(name: str) -> None:
         fresh.tell(tell)
 
     assert asked.ask(2) == fresh.ask(2)
-
-
-def test_unknown_scalariser_is_refused_with_the_nearest() -> None:
-    table = ArmTable((Arm("x", "g", ()),), ())
-
-    with pytest.raises(ConfigError, match="unknown scalariser 'mean-ranks'") as caught:
-        make_policy("random", table, 0, scalariser="mean-ranks")
-
-    assert caught.value.hint == "did you mean 'mean-rank'?"
-
-
-def test_mean_over_kinds_without_kinds_is_refused() -> None:
-    table = ArmTable((Arm("x", "g", ()),), ())
-
-    with pytest.raises(ConfigError, match="'mean-kind' needs the kind of every task"):
-        make_policy("random", table, 0, scalariser="mean-kind")

@@ -22,9 +22,8 @@ from hpc_toolkit.bandit import (
     make_policy,
 )
 from hpc_toolkit.bandit.arms import with_metrics
-from hpc_toolkit.bandit.rewards import best_row, gaps
+from hpc_toolkit.bandit.rewards import gaps
 from hpc_toolkit.bandit.rule import Finalists, History, TaskResults
-from hpc_toolkit.bandit.rules.racing import silent_tasks
 from hpc_toolkit.bandit.stopping import win_odds
 from hpc_toolkit.errors import ConfigError
 
@@ -41,13 +40,6 @@ def seen(arm: str, score: float, seconds: tuple[float, float] = (2.0, 4.0)) -> O
     return Observation(
         arm, {"x": score, "y": score}, seconds=dict(zip(TASKS.names, seconds, strict=True))
     )
-
-
-def test_policy_without_stop_rules_never_stops() -> None:
-    policy = make_policy("random", line(1), 0)
-    policy.tell(Observation("a0", {"task": 1.0}))
-
-    assert policy.stop(wall_s=1e9) is None
 
 
 def test_budget_of_pulls_counts_arms_that_were_asked_on_whichever_tasks() -> None:
@@ -86,23 +78,6 @@ def test_budget_of_gpu_seconds_adds_what_pending_tasks_are_expected_to_take() ->
     )
 
 
-def test_budget_of_gpu_seconds_expects_the_mean_where_a_task_is_not_known() -> None:
-    untimed = TaskSet(("x", "y"))
-    policy = make_policy("random", line(9), 0, tasks=untimed, stop=StopRules(gpu_s=8.0))
-
-    assert policy.stop(list(line(9).ids)) is None
-    policy.tell(Observation("a0", {"x": 0.5}, seconds={"x": 4.0}))
-    assert policy.stop() is None
-    assert policy.stop([Pull("a1", ("y",))]) is not None
-
-
-def test_budget_of_wall_clock_holds_from_its_last_second() -> None:
-    policy = make_policy("random", line(2), 0, stop=StopRules(wall_s=60))
-
-    assert policy.stop(wall_s=59.9) is None
-    assert policy.stop(wall_s=60.0) == "1 min 00 s have passed, the budget is 1 min 00 s"
-
-
 def test_stop_rules_change_no_ask_and_no_state() -> None:
     free = make_policy("gp-ucb", line(9), 0)
     bound = make_policy("gp-ucb", line(9), 0, stop=StopRules(pulls=1))
@@ -131,14 +106,6 @@ def history(table: ArmTable, rewards: dict[int, float], failed: tuple[int, ...] 
         rewards=np.array([rewards[i] for i in sorted(rewards)]), failed=failed, pending=(),
         results=TaskResults.empty(len(table.arms), TaskSet(())),
     )  # fmt: skip
-
-
-def test_odds_are_one_while_nothing_is_known_and_zero_for_what_is_decided() -> None:
-    table = line(4)
-
-    assert win_odds(history(table, {})).tolist() == [1.0] * 4
-    assert win_odds(history(table, {1: 0.5}, failed=(3,))).tolist() == [1.0, 0.0, 1.0, 0.0]
-    assert not win_odds(history(table, dict.fromkeys(range(4), 0.5) | {2: 0.7})).any()
 
 
 def test_odds_go_by_the_geometry_whatever_was_measured() -> None:
@@ -203,23 +170,6 @@ def test_odds_in_a_race_are_those_of_the_paired_differences() -> None:
     spread = gaps.std(ddof=1) / 2 * math.sqrt(1 - 4 / 6)
     assert odds[1] == pytest.approx(0.5 * math.erfc(0.05 / spread / math.sqrt(2)))
     assert odds[[0, 2]].tolist() == [0.0, 0.0]
-
-
-def test_odds_of_arms_without_a_named_leader_are_by_the_best_over_common_tasks() -> None:
-    """The first has the higher mean of its own scores, since it failed on the hard task."""
-    rows = [[0.9, math.nan, 0.9], [0.95, 0.2, 0.94]]
-
-    odds = win_odds(race(rows, 5), Finalists((0, 1), (0, 1, 2)))
-
-    assert odds[1] == 0.0
-    assert 0.0 < odds[0] < 0.01
-
-
-def test_odds_count_no_task_that_was_dropped_as_one_to_come() -> None:
-    rows = [[0.5, 0.6, math.nan], [0.4, 0.7, math.nan]]
-
-    assert win_odds(race(rows, 3), Finalists((0, 1), (0, 1), 0)).any()
-    assert not win_odds(race(rows, 3), Finalists((0, 1), (0, 1), 0, (2,))).any()
 
 
 def test_odds_in_a_race_are_decided_after_all_tasks_and_open_after_one() -> None:
@@ -306,21 +256,3 @@ def test_gaps_are_those_of_plain_loops(scores: np.ndarray, more: int, data: st.D
             assert error == pytest.approx(expected, abs=1e-9)
         else:
             assert error == 0.0
-
-
-def test_leader_neither_wins_nor_loses_by_the_task_that_it_failed_on() -> None:
-    hard = np.array([[0.9, math.nan, 0.9], [0.95, 0.2, 0.95]])
-    easy = np.array([[0.9, math.nan], [0.5, 0.9]])
-
-    assert best_row(hard) == 1
-    assert gaps(hard, 5).leader == 1
-    assert best_row(easy) == 0
-
-
-def test_tasks_are_silent_with_fewer_than_two_scores_of_three_arms_or_none_of_two() -> None:
-    nan = math.nan
-    three = np.array([[nan, 0.1, 0.1, 0.1], [nan, nan, 0.2, 0.2], [nan, nan, nan, 0.3]])
-
-    assert silent_tasks(three).tolist() == [True, True, False, False]
-    assert silent_tasks(three[:2]).tolist() == [True, False, False, False]
-    assert silent_tasks(three[:1]).tolist() == [True, False, False, False]

@@ -31,30 +31,9 @@ def median_pulls(name: str, table: ArmTable, scores: np.ndarray) -> float:
     return float(np.median(pulls))
 
 
-def layers_of(table: ArmTable, group: str) -> list[int]:
-    """The indices of the arms of a group."""
-    return [index for index, arm in enumerate(table.arms) if arm.group == group]
-
-
 @pytest.fixture(scope="module", params=range(2))
 def made(request: pytest.FixtureRequest) -> tuple[ArmTable, np.ndarray]:
     return surface(request.param, SIZES, STEPS, LAYERS)
-
-
-def test_surface_best_layer_is_deep_late_in_training_and_the_embeddings_early(
-    made: tuple[ArmTable, np.ndarray],
-) -> None:
-    table, scores = made
-    depths = {}
-    for step in (16, 128000):
-        group = layers_of(table, f"{410e6:g}/step{step}")
-        depths[step] = int(np.argmax(scores[group])) / (len(group) - 1)
-        if step == 128000:
-            over_last = scores[group].max() - scores[group[-1]]
-            assert 0.01 < over_last < 0.08
-
-    assert depths[16] == 0.0
-    assert 0.6 < depths[128000] < 0.9
 
 
 def test_gp_ucb_needs_far_fewer_pulls_than_random_on_a_synthetic_surface(
@@ -93,27 +72,6 @@ def test_means_of_a_score_table_are_its_surface_and_little_noise() -> None:
 
     assert table.arms.arms == arms.arms
     assert np.std(table.means - means) < 0.002
-
-
-def test_a_score_table_takes_longer_the_more_blocks_an_arm_passes() -> None:
-    table = score_table(0)
-    assert table.seconds is not None
-
-    total = table.seconds.sum(axis=1)
-    deep = total[[arm.id.endswith("/layer24") for arm in table.arms.arms]].mean()
-    shallow = total[[arm.id.endswith("/layer0") for arm in table.arms.arms]].mean()
-
-    assert deep / shallow == pytest.approx(1.5 / 0.35, rel=0.2)
-
-
-def test_tasks_of_a_score_table_differ_from_layer_to_layer_as_little_as_recorded_ones() -> None:
-    table = score_table(1)
-    late = layers_of(table.arms, f"{410e6:g}/step143000")
-    scores = table.scores[late]
-
-    rough = scores[1:-1] - (scores[:-2] + scores[2:]) / 2
-
-    assert np.sqrt(rough[3:-1].var(axis=0).mean() / 1.5) == pytest.approx(0.008, rel=0.3)
 
 
 def test_a_score_table_is_a_function_of_its_seed() -> None:

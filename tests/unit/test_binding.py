@@ -51,16 +51,6 @@ def test_a_worker_spans_nodes_only_where_none_has_enough_left() -> None:
     assert len({cpu for place in places for cpu in place.cpus}) == 15
 
 
-def test_as_many_workers_as_can_be_stay_within_a_node() -> None:
-    for workers in range(1, 17):
-        each = 16 // workers
-
-        places = place_workers(machine(), Shares(cpus=each), workers)
-
-        within = sum(len(place.nodes) == 1 for place in places)
-        assert within == min(workers, 2 * (8 // each))
-
-
 def test_a_worker_is_near_its_gpu() -> None:
     places = place_workers(machine(), Shares(cpus=2, gpus=1), 4)
 
@@ -138,32 +128,6 @@ def test_a_share_that_is_none_is_refused(shares: dict[str, Any], match: str) -> 
         Shares(**shares)
 
 
-def test_shares_become_the_options_that_say_them() -> None:
-    shares = Shares(cpus=2, gpus=0.5, memory_bytes=GIB)
-
-    assert shares.to_options() == [
-        *("--cpus-per-worker", "2", "--gpus-per-worker", "0.5"),
-        *("--memory-per-worker", f"{GIB}B"),
-    ]
-    assert not Shares()
-    assert Shares(gpus=0.0)
-    assert Shares().to_options() == []
-
-
-def test_a_place_says_what_it_is() -> None:
-    place = Place(cpus=(0, 1, 2, 8), nodes=(0, 1), gpus=("2",), memory_bytes=GIB)
-
-    assert str(place) == "CPUs 0-2,8 (NUMA nodes 0,1), GPUs 2, 1.0 GiB of memory"
-    assert str(Place(gpus=())) == "no GPU"
-    assert place.environment({}) == {
-        "CUDA_VISIBLE_DEVICES": "2",
-        "OMP_NUM_THREADS": "4",
-        "HPCTK_MEMORY_PER_WORKER": str(GIB),
-    }
-    assert "OMP_NUM_THREADS" not in place.environment({"OMP_NUM_THREADS": "1"})
-    assert Place().environment({}) == {}
-
-
 @pytest.mark.parametrize(("text", "cpus"), [("0-3,8,10-11\n", [0, 1, 2, 3, 8, 10, 11]), ("", [])])
 def test_lists_of_cpus_are_read_and_written_as_the_kernel_does(text: str, cpus: list[int]) -> None:
     assert parse_cpus(text) == cpus
@@ -198,9 +162,6 @@ class TestReading:
         assert found.nodes == {0: (0, 4, 1, 5), 1: (2, 6, 3, 7)}
         assert found.memory_bytes == 16 * GIB
         assert found.cpu_quota is None
-
-    def test_a_kernel_without_numa_has_one_node(self, tmp_path: Path) -> None:
-        assert read_machine(written(tmp_path, MEMORY), {}).nodes == {0: tuple(range(8))}
 
     def test_the_least_limit_of_the_control_groups_above_counts(self, tmp_path: Path) -> None:
         root = written(

@@ -51,11 +51,6 @@ def value_of(item: dict[str, Any]) -> dict[str, Any]:
     return {"score": score(item), "stderr": 0.01}
 
 
-def test_arms_are_named_by_their_keys_and_layers_as_they_always_were() -> None:
-    assert arm_id({"checkpoint": "s/step16", "layer": 3, "task": "a"}) == "s/step16/layer3"
-    assert arm_id({"lr": 0.1, "depth": 2, "on": True}) == "depth=2,lr=0.1,on=true"
-
-
 def test_arms_come_from_a_grid_a_file_or_a_function(tmp_path: Path) -> None:
     (tmp_path / "two.csv").write_text("lr,depth\n0.1,2\n0.01,4\n")
     code = "def arms():\n    return ({'lr': 10.0**-k, 'depth': 2 * k} for k in (1, 2))\n"
@@ -174,25 +169,16 @@ def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
     assert found.best is not None
     assert found.best.keys == {"lr": 0.01, "depth": 6, "model": "b"}
     assert found.best.arm == "depth=6,lr=0.01,model=b"
-    assert state.best == found.best
-    assert (state.asked, state.budget, state.evaluated, state.arms) == (12, 12, 12, 24)
-    assert (state.rounds, state.evaluations, state.ended) == (4, 12, found.ended)
-    assert state.rounds_since_best is not None
-    assert [arm for arm, *_ in state.last] == list(reversed(found.sequence))[:8]
+    assert state["best"] == asdict(found.best)
+    counts = ("asked", "budget", "evaluated", "arms", "rounds", "evaluations")
+    assert [state[name] for name in counts] == [12, 12, 12, 24, 4, 12]
+    assert state["ended"] == found.ended
+    assert state["rounds_since_best"] is not None
+    assert [arm for arm, *_ in state["last"]] == list(reversed(found.sequence))[:8]
     assert found.baseline is None or found.baseline.keys["depth"] == 2
     row = run.results()[0]
     assert row["item"].keys() == {"lr", "depth", "model", "task"}
     assert row["item"]["task"] == "score"
-
-
-def test_new_campaigns_evaluate_an_eighth_of_their_budget_at_once(tmp_path: Path) -> None:
-    grid = "grid = { a = '0:999' }"
-    for search, pending in (("budget = 30", 3), ("budget = 900", 24), ("evaluations = 4", 1)):
-        own = campaign(tmp_path, grid, search)
-        assert own.search.pending is None
-        assert own.with_pending().search.pending == pending
-        run = make_campaign_run(tmp_path / f"r{pending}", own, own.path)
-        assert campaign_of(run).search.pending == pending
 
 
 OWN_POLICY = """
@@ -284,19 +270,6 @@ def test_a_users_policy_that_cannot_work_is_refused_at_once(
     with pytest.raises(Exception, match=says):
         make_campaign_run(tmp_path / "r", own, own.path)
     assert not (tmp_path / "r").exists()
-
-
-def test_a_users_policy_cannot_change_what_is_evaluated(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "changing.py").write_text(OWN_POLICY)
-    own = campaign(tmp_path, GRID, "policy = 'changing:Changes'\nbudget = 2")
-    played = Played(fast_dir / "r", own, monkeypatch, value_of)
-    played.coordinate()
-
-    assert [row["item"].keys() for row in Run.open(played.root).results()] == [
-        {"lr", "depth", "model", "task"}
-    ] * 2
 
 
 def test_pythia_models_are_named_by_size_and_steps_by_ranges(tmp_path: Path) -> None:

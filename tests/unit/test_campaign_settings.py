@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.bandit import make_policy
-from hpc_toolkit.campaign.search import try_search
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign
-from hpc_toolkit.campaign.tables import NO_OPTIONS
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run, resume_campaign
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
@@ -58,27 +54,6 @@ def test_durations_are_numbers_of_the_unit_in_the_key_or_text() -> None:
     assert all((one.gpu_hours, one.wall_hours) == (wanted, wanted) for one, wanted in found)
 
 
-def test_what_a_policy_is_made_with_is_none_of_its_options() -> None:
-    made_with = set(signature(make_policy).parameters)
-
-    assert made_with == {*NO_OPTIONS, "options"}
-
-
-def test_near_misses_are_named() -> None:
-    with pytest.raises(ConfigError) as asks:
-        toy({**BUDGET, "asks": "windows"})
-    with pytest.raises(ConfigError) as key:
-        toy({**BUDGET, "gpu_hour": 1})
-
-    assert asks.value.hint == "did you mean 'window'?"
-    assert key.value.hint == "did you mean 'gpu_hours'?"
-
-
-@pytest.mark.parametrize("policy", ["racing", "halving"])
-def test_policies_that_end_by_themselves_need_no_budget(policy: str) -> None:
-    assert toy({"policy": policy}).search.budget is None
-
-
 @pytest.mark.parametrize(
     ("tasks", "says"),
     [
@@ -94,11 +69,6 @@ def test_policies_that_end_by_themselves_need_no_budget(policy: str) -> None:
 def test_tables_by_task_must_name_each_task_and_no_other(tasks: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
         toy(BUDGET, tasks=tasks)
-
-
-def test_only_tasks_have_kinds() -> None:
-    with pytest.raises(ConfigError, match=r"toy\.toml: metrics: unknown key 'kinds'"):
-        toy(BUDGET, metrics={"workload": NOOP, "kinds": {}})
 
 
 @pytest.mark.parametrize(
@@ -124,13 +94,6 @@ def test_searches_that_cannot_work_are_refused_before_anything_runs(
     with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
         make_campaign_run(tmp_path / "r", toy(search), (), "toy.toml")
     assert not (tmp_path / "r").exists()
-
-
-def test_searches_that_can_work_are_not_refused() -> None:
-    uses = {"metrics": ["entropy"], "options": {"features": "metrics"}}
-    try_search(toy({**BUDGET, **uses}), "toy.toml")
-    kinds = {"kinds": {"a": "sts", "b": "sts", "c": "retrieval"}}
-    try_search(toy({**BUDGET, "scalariser": "mean-kind"}, tasks=kinds), "toy.toml")
 
 
 def test_settings_survive_json(tmp_path: Path) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import hpc_toolkit.campaign.coordinator
 import tests.unit.playedcampaign
-from hpc_toolkit.campaign.coordinator import Coordinator, short_unit, unit_size
+from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.engines.localcampaign import make_campaign_run
-from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, toy, work
 
@@ -43,21 +40,6 @@ def coordinate(root: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) 
     view = Run.open(root).view
     view.poll()
     return list(view.stages["tasks"].log.segments.values())
-
-
-def test_asks_are_claimed_task_by_task_until_they_are_thousands() -> None:
-    """A unit of a task that takes half of its arm's time, and of more, would hold the others up."""
-    assert [unit_size(items) for items in (1, 640, 1999)] == [1, 1, 1]
-    assert [unit_size(items) for items in (2000, 15_552, 10**6)] == [2, 15, MAX_UNIT]
-
-
-def test_only_items_of_milliseconds_share_a_unit() -> None:
-    """On a shared filesystem a claim takes longer, so longer items share one."""
-    here, shared = (partial(short_unit, local=local) for local in (True, False))
-
-    assert [here(seconds) for seconds in (0.0, 0.0006, 0.001, 0.0025)] == [8, 8, 5, 2]
-    assert [here(seconds) for seconds in (0.003, 60.0, math.inf)] == [1] * 3
-    assert [shared(seconds) for seconds in (0.006, 0.01, 0.025, 0.03)] == [8, 5, 2, 1]
 
 
 def test_tasks_that_took_milliseconds_are_claimed_several_at_a_time(

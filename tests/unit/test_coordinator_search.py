@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -86,16 +85,6 @@ def test_sequence_is_the_same_wherever_the_coordinator_is_killed_and_nothing_is_
     assert len(set(asked)) == len(asked)
     if FAMILIES[name].get("exhaustive"):
         assert len(asked) == 20 * 3
-
-
-def test_rounds_tell_all_that_was_asked_before_the_next_ask(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decisions = Played(fast_dir / "r", made("rounds"), monkeypatch).coordinate()
-
-    assert [len(one.pulls) for one in decisions] == [3, 3, 3]
-    for before, after in itertools.pairwise(decisions):
-        assert [tell.arm for tell in after.tells] == [pull.arm for pull in before.pulls]
 
 
 def test_search_whose_first_results_have_no_score_stops_and_names_their_keys(
@@ -188,30 +177,6 @@ def test_race_asks_for_a_rung_at_once_and_says_of_which_tasks(
     assert len(decisions[1].pulls) < 20
 
 
-def test_race_of_unknown_durations_begins_with_one_whole_arm(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, *_ = Played(fast_dir / "r", made("racing"), monkeypatch).coordinate()
-
-    assert [pull.tasks for pull in first.pulls] == [()]
-    assert "tasks" not in first.to_json()
-
-
-def test_tasks_that_are_left_begin_with_the_longest(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    campaign = toy({**FAMILIES["racing"], "exhaustive": True}, tasks={"seconds": SECONDS})
-    Played(fast_dir / "r", campaign, monkeypatch).coordinate()
-    stage = Run.open(fast_dir / "r").view.stages["tasks"]
-    stage.poll_log()
-
-    for segment in stage.log.segments.values():
-        tasks = [json.loads(line)["task"] for line in segment.items()]
-        kinds = [segment.kind_of(unit) for unit in segment.units]
-        longest = sorted(set(tasks), key=lambda task: -SECONDS[task])
-        assert [longest[kind] for kind in kinds] == [tasks[unit.first] for unit in segment.units]
-
-
 def test_left_over_is_what_nobody_asked_for_and_those_that_lack_most_come_first() -> None:
     asked = [Pull("x", ("a",)), Pull("y"), Pull("x", ("c",))]
 
@@ -242,22 +207,6 @@ def test_metrics_of_the_first_decision_stay_when_a_retry_adds_some(
     assert [one.metrics for one in calm[1:]] == [None] * (len(calm) - 1)
     # With the metrics that are there now, the search would be another one.
     assert asks(Played(fast_dir / "whole", made("metrics"), monkeypatch).coordinate()) != asks(calm)
-
-
-def test_what_is_no_number_of_a_metric_is_a_gap() -> None:
-    campaign = toy(FAMILIES["metrics"])
-    rows: list[dict[str, Any]] = [
-        {"item": arm.item(), "value": {"entropy": 0.5, "rank": 1}} for arm in campaign.arms()
-    ]
-    strange = [True, "0.5", None, 1e101, 10**400, [0.5]]
-    for row, value in zip(rows, strange, strict=False):
-        row["value"]["rank"] = value
-    rows[6]["value"] = None
-    rows.append({"item": {"checkpoint": "s/step99", "layer": 0}, "value": {"entropy": 1.0}})
-
-    columns = metric_columns(campaign, rows)
-
-    assert columns == {"entropy": [0.5] * 6 + [None] + [0.5] * 13, "rank": [None] * 7 + [1] * 13}
 
 
 def test_a_metric_that_most_arms_lack_is_refused_and_not_left_out() -> None:
@@ -375,13 +324,3 @@ def test_a_coordinator_that_is_late_for_the_seal_leaves_without_a_failure(
 
     with pytest.raises(TryAgainLaterError, match="another coordinator has finished the search"):
         late.run()
-
-
-def test_policy_that_is_gone_is_told_before_anything_is_measured(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played = Played(fast_dir / "r", toy(FAMILIES["rounds"]), monkeypatch)
-
-    with pytest.raises(ConfigError, match="unknown policy 'gone'"):
-        played.coordinate(toy({**FAMILIES["rounds"], "policy": "gone"}))
-    assert Run.open(played.root).status().stages["metrics"].total == 0

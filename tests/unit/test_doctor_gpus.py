@@ -64,12 +64,6 @@ class Library(SimpleNamespace):
         )
 
 
-def test_a_driver_is_asked_for_its_versions_and_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2))
-
-    assert ask_driver() == DRIVER
-
-
 def test_a_gpu_that_is_off_the_bus_is_told_with_the_drivers_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,18 +73,6 @@ def test_a_gpu_that_is_off_the_bus_is_told_with_the_drivers_reason(
 
     assert told is not None
     assert told["gpus"] == [GPU, {"error": "reason 15"}]
-
-
-def test_a_driver_that_does_not_start_is_no_driver_without_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2, start=9))
-
-    assert ask_driver() == {"error": "reason 9"}
-
-
-def test_a_node_without_the_library_has_no_driver() -> None:
-    assert ask_driver("libnothing-of-this-name.so.1") is None
 
 
 @pytest.fixture
@@ -153,24 +135,6 @@ def test_without_a_gpu_that_works_torch_is_not_imported(
     assert here["asked"] == ["driver"]
 
 
-def test_a_process_to_which_no_gpu_is_granted_looks_at_none(
-    here: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-    assert [one[:2] for one in words_of(node.look_at_gpus())] == [("gpus", "skipped")]
-    assert here["asked"] == ["driver"]
-
-
-def test_gpus_without_torch_say_that_it_is_not_installed(here: dict[str, Any]) -> None:
-    here["spec"] = None
-
-    told = node.look_at_gpus()
-
-    assert words_of(told)[1][:2] == ("torch", "skipped")
-    assert here["asked"] == ["driver"]
-
-
 @pytest.mark.parametrize(
     ("changes", "verdict", "words"),
     [
@@ -189,15 +153,6 @@ def test_what_torch_cannot_do_is_told(
 
     assert words_of(told)[1][1] == verdict
     assert words in words_of(told)[1][2]
-
-
-def test_a_torch_that_does_not_come_back_is_unknown(here: dict[str, Any]) -> None:
-    here["torch"] = {"error": "no answer within 60 s"}
-
-    ((_, verdict, found),) = words_of(node.look_at_gpus())[1:]
-
-    assert verdict == "unknown"
-    assert found.endswith("no answer within 60 s")
 
 
 def hang() -> None:

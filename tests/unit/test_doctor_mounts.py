@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.doctor.filesystem import check_mount
-from hpc_toolkit.doctor.findings import Finding, Verdict, worst
+from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.sides import Side, are_apart, side_of
-from hpc_toolkit.rundir.mounts import Mount, mount_of, parse_mount
+from hpc_toolkit.rundir.mounts import Mount, parse_mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +34,6 @@ def test_a_line_of_mountinfo_gives_point_type_source_and_both_sets_of_options() 
     )
 
 
-def test_a_mount_without_options_of_its_filesystem_is_read_as_well() -> None:
-    assert parse_mount("1 0 0:1 / /m rw - tmpfs none\n").options == ("rw",)
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "verdict"),
     [("nfs4", "Y", Verdict.SLOWER), ("nfs4", "N", Verdict.FINE), ("nfs", "Y", Verdict.FINE)],
@@ -53,11 +49,6 @@ def test_directory_delegations_of_the_nfs_client_are_found(
 
     assert found.verdict == verdict
     assert ("modprobe.d" in found.means) == (verdict is not Verdict.FINE)
-
-
-def test_the_mount_of_a_directory_is_the_innermost_one() -> None:
-    assert mount_of(Path("/proc/self")).kind == "proc"
-    assert mount_of(Path("/proc/self")).point == "/proc"
 
 
 @pytest.mark.parametrize(
@@ -105,13 +96,6 @@ def test_flock_is_local_where_the_options_say_so(option: str, local: bool) -> No
 
 def finding(verdict: Verdict) -> Finding:
     return Finding("x", verdict, "y")
-
-
-def test_one_unsafe_finding_makes_everything_unsafe() -> None:
-    assert worst([]) is Verdict.FINE
-    assert worst([finding(Verdict.UNKNOWN), finding(Verdict.FINE)]) is Verdict.UNKNOWN
-    assert worst([finding(Verdict.SLOWER), finding(Verdict.UNKNOWN)]) is Verdict.SLOWER
-    assert worst([finding(Verdict.UNSAFE), finding(Verdict.SLOWER)]) is Verdict.UNSAFE
 
 
 @pytest.fixture

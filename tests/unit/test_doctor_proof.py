@@ -132,26 +132,6 @@ SLOWER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        ({"proven": False, "verdict": "fine"}, ""),
-        ({"proven": True, "verdict": "fine"}, "locks are proven between hosts"),
-        ({"proven": False, **SLOWER}, "slower: delay (directory), small files"),
-        (
-            {"proven": True, **SLOWER},
-            "slower: delay (directory), small files; locks are proven between hosts",
-        ),
-    ],
-)
-def test_what_was_said_of_a_directory_is_one_line_where_it_matters(
-    paths: RunPaths, record: dict[str, Any], said: str
-) -> None:
-    prove(paths, **record)
-
-    assert believed(paths).said == said
-
-
 def test_status_shows_what_was_said_of_the_directory(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run")
     assert "doctor" not in shown(toy)

@@ -125,14 +125,6 @@ def test_a_claim_that_somebody_made_meanwhile_is_his(toy: ToyRun) -> None:
     assert os.readlink(claim) == "w9"
 
 
-@pytest.mark.parametrize("name", ["control", "workers", "stages/items/results"])
-def test_a_directory_that_is_missing_is_made(toy: ToyRun, name: str) -> None:
-    shutil.rmtree(toy.root / name)
-
-    assert repaired(toy) == {name: ""}
-    assert (toy.root / name).is_dir()
-
-
 @pytest.mark.parametrize("head", [True, False])
 def test_a_log_that_is_gone_is_never_begun_anew(toy: ToyRun, head: bool) -> None:
     """The journals name items by their place in it: those of a new one would be others."""
@@ -173,40 +165,9 @@ def test_a_file_in_the_place_of_a_directory_is_told_as_a_failure(toy: ToyRun) ->
     )
 
 
-def test_claims_whose_directory_cannot_be_made_are_told_in_one_line(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.rmtree(toy.stage_paths.claims)
-    plan = plan_repairs(toy.root)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "mkdir", full)
-
-    told = list(repair_run(toy.root, plan.repairs))
-
-    assert told[0] == ("stages/items/claims", "failed: No space left on device")
-    assert told[1][0].endswith(" and 1 more")
-    assert told[1][1] == "left: stages/items/claims could not be made"
-    assert len(told) == 2
-
-
 def command(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(load_commands("doctor"), ["doctor", *words])
     return done.exit_code, done.output
-
-
-def test_without_yes_and_a_terminal_the_plan_is_shown_and_nothing_done(toy: ToyRun) -> None:
-    toy.paths.control.rmdir()
-    before = tree(toy.root)
-
-    code, out = command(str(toy.root), "--repair")
-
-    assert code == 0
-    assert "make control" in out
-    assert "nothing was changed; add --yes to repair" in out
-    assert tree(toy.root) == before
 
 
 class Terminal(io.StringIO):
@@ -254,16 +215,6 @@ def test_as_json_the_plan_and_what_was_done_are_told(toy: ToyRun, yes: bool) -> 
     assert [(one["kind"], one["names"]) for one in told["repairs"]] == [("directory", ["control"])]
     assert told["done"] == ([{"name": "control", "outcome": "done"}] if yes else [])
     assert toy.paths.control.is_dir() is yes
-
-
-@pytest.mark.parametrize("words", [("--yes",), ("--repair", "--pair", ".")])
-def test_options_that_do_not_belong_together_are_refused(
-    toy: ToyRun, words: tuple[str, ...]
-) -> None:
-    done = CliRunner().invoke(load_commands("doctor"), ["doctor", str(toy.root), *words])
-
-    assert isinstance(done.exception, HpcToolkitError)
-    assert done.exception.hint
 
 
 def rows_of(root: Path) -> Any:

@@ -148,24 +148,6 @@ def test_damage_is_found_where_it_is_and_says_what_it_means(
     assert tree(worked.root) == before
 
 
-def test_of_many_damaged_files_three_are_named_and_the_rest_counted(worked: ToyRun) -> None:
-    for number in range(2, 7):
-        (worked.stage_paths.claims / f"000001-4.{number}.lock").symlink_to("ghost")
-
-    (found,) = findings(worked)["claims (items)"]
-
-    assert found.found.endswith("000001-4.2.lock, 000001-4.3.lock, 000001-4.4.lock and 2 more")
-
-
-def test_a_run_json_that_cannot_be_read_is_the_one_finding(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{")
-
-    (found,) = check_run(tmp_path)
-
-    assert (found.check, found.verdict) == ("run.json", Verdict.UNSAFE)
-    assert "damaged" in found.found
-
-
 @pytest.mark.parametrize("name", ["workers", "control", "stages/items/log", "stages/items/claims"])
 def test_a_file_in_the_place_of_a_directory_is_no_bug_of_ours(worked: ToyRun, name: str) -> None:
     worked.worker("w2").work(worked.unit_name(4), 2, i4="done", i5="done", i6="failed", i7="done")

@@ -7,7 +7,7 @@ import importlib.util
 import py_compile
 import sys
 from collections.abc import Iterator
-from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -93,19 +93,6 @@ def test_an_archive_and_a_directory_that_is_missing_may_be_on_the_path(
 
     with listed_imports():
         assert importlib.import_module("zipped_x").value == "zipped"
-
-
-def test_pythons_finder_is_back_after_the_block() -> None:
-    before = list(sys.meta_path)
-
-    def fail() -> None:
-        assert PathFinder not in sys.meta_path
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError), listed_imports():
-        fail()
-
-    assert sys.meta_path == before
 
 
 def test_modules_without_their_source_are_imported(place: Path) -> None:

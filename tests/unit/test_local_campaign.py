@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.engines.localcampaign import LocalWorkers
+from hpc_toolkit.engines.localcampaign import work_campaign
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions
 
@@ -54,9 +54,9 @@ class PlayedRun:
         return self._work(on_tick)
 
 
-def crew(root: Path, work: Callable[[Callable[[], None]], int]) -> LocalWorkers:
+def play(root: Path, work: Callable[[Callable[[], None]], int]) -> int:
     run: Any = PlayedRun(root, work)
-    return LocalWorkers(run)
+    return work_campaign(run, 1, WorkerOptions())
 
 
 def test_a_failure_of_the_coordinator_after_the_workers_left_is_reported(
@@ -67,7 +67,7 @@ def test_a_failure_of_the_coordinator_after_the_workers_left_is_reported(
         return EXIT_COMPLETE
 
     with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 3"):
-        crew(root, complete).work(1, WorkerOptions())
+        play(root, complete)
     # Nobody is left whom it could tell to leave but this process itself.
     assert told == []
 
@@ -82,7 +82,7 @@ def test_workers_leave_if_the_coordinator_fails(root: Path, told: list[int]) -> 
         return TRY_AGAIN
 
     with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 3"):
-        crew(root, drained).work(1, WorkerOptions())
+        play(root, drained)
     assert told == [signal.SIGTERM]
 
 
@@ -98,18 +98,18 @@ def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_live
         while not told:
             tick()
             if starts.exists() and len(starts.read_text()) >= long_lives:
-                monkeypatch.setattr("hpc_toolkit.engines.localcampaign._LONG_LIFE_S", 600.0)
+                monkeypatch.setattr("hpc_toolkit.system.supervisor._LONG_S", 600.0)
         return TRY_AGAIN
 
     long_lives = 1000
-    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code -9"):
-        crew(tmp_path, drained).work(1, WorkerOptions())
+    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 137"):
+        play(tmp_path, drained)
     assert len(starts.read_text()) == 6
 
     starts.unlink()
     told.clear()
     long_lives = 10
-    monkeypatch.setattr("hpc_toolkit.engines.localcampaign._LONG_LIFE_S", -1.0)
-    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code -9"):
-        crew(tmp_path, drained).work(1, WorkerOptions())
+    monkeypatch.setattr("hpc_toolkit.system.supervisor._LONG_S", -1.0)
+    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 137"):
+        play(tmp_path, drained)
     assert len(starts.read_text()) >= 14

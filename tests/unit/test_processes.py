@@ -38,11 +38,3 @@ def test_readable_takes_the_descriptors_of_a_process_with_many_files(pipe: tuple
     os.write(write, b"x")
 
     assert readable(read, timeout_s=10.0) == {read}
-
-
-def test_readable_tells_the_end_of_a_pipe() -> None:
-    read, write = os.pipe()
-    os.close(write)
-
-    assert readable(read) == {read}
-    os.close(read)

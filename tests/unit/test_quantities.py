@@ -68,12 +68,6 @@ def test_walltime_round_trips(seconds: int) -> None:
     assert q.parse_walltime(q.format_walltime(seconds)) == seconds
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 2**31])
-def test_format_walltime_out_of_range_is_refused(seconds: int) -> None:
-    with pytest.raises(ConfigError, match="outside 1"):
-        q.format_walltime(seconds)
-
-
 @pytest.mark.parametrize(("text", "seconds"), DURATIONS)
 def test_parse_duration_reads_units_and_clock(text: str, seconds: float) -> None:
     assert q.parse_duration(text) == pytest.approx(seconds)
@@ -98,11 +92,6 @@ def test_parse_duration_of_zero_needs_leave() -> None:
     for zero in ("0", "0s"):
         with pytest.raises(ConfigError, match=f"'{zero}' is zero"):
             q.parse_duration(zero)
-
-
-def test_parse_duration_of_more_than_a_lifetime_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is too large"):
-        q.parse_duration("99999999d")
 
 
 @pytest.mark.parametrize(
@@ -164,27 +153,12 @@ def test_size_of_something_else_is_refused(parse: Callable[..., int], text: str)
         parse(text, where="here")
 
 
-@pytest.mark.parametrize("text", ["5", "480", "0.1"])
-def test_parse_size_of_a_bare_number_is_refused_with_the_fix(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"--free: '{text}' has no unit") as caught:
-        q.parse_size(text, where="--free")
-
-    assert caught.value.hint == f"write {text}M or {text}G"
-
-
 @pytest.mark.parametrize("parse", [q.parse_size, q.parse_size_mib, q.parse_mem_mib])
 def test_size_of_zero_needs_leave(parse: Callable[..., int]) -> None:
     assert parse("0", zero=True) == parse("0G", zero=True) == 0
     for zero in ("0", "0G", "0.1B"):
         with pytest.raises(ConfigError, match=f"'{zero}' is zero"):
             parse(zero)
-
-
-@pytest.mark.parametrize("parse", [q.parse_size, q.parse_mem_mib])
-@pytest.mark.parametrize("text", ["9999999999999999999B", "99999P"])
-def test_size_beyond_the_largest_file_is_refused(parse: Callable[..., int], text: str) -> None:
-    with pytest.raises(ConfigError, match="is too large"):
-        parse(text)
 
 
 @pytest.mark.parametrize(
@@ -196,12 +170,6 @@ def test_size_beyond_the_largest_file_is_refused(parse: Callable[..., int], text
 )
 def test_sizes_in_mib_are_rounded_up(text: str, mib: int) -> None:
     assert q.parse_size_mib(text) == q.parse_mem_mib(text) == mib
-
-
-def test_parse_mem_mib_reads_a_bare_number_as_sbatch_does() -> None:
-    assert q.parse_mem_mib("192000") == 192000
-    with pytest.raises(ConfigError, match=r"'1\.5' has no unit"):
-        q.parse_mem_mib("1.5")
 
 
 @given(st.integers(0, 2**39))

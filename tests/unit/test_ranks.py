@@ -58,9 +58,3 @@ def test_a_restarted_job_counts_its_restarts_and_an_element_of_an_array_has_its_
     found = RankInfo.from_environ({**STEP, **element})
 
     assert (found.job_id, found.restart) == ("17_3", 2)
-
-
-def test_outside_slurm_torchruns_variables_count() -> None:
-    environ = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "SLURM_JOB_NAME": "left over"}
-
-    assert RankInfo.from_environ(environ) == RankInfo(rank=3, local_rank=1, world_size=4)

@@ -38,14 +38,6 @@ def test_values_come_by_position_by_name_or_from_defaults() -> None:
     assert repr(Named(at=Point(1))) == "Named(name='', at=Point(x=1, y=2, tags={}))"
 
 
-def test_each_record_has_a_fresh_default() -> None:
-    first, second = Point(1), Point(1)
-
-    first.tags["a"] = 1
-
-    assert second.tags == {}
-
-
 @pytest.mark.parametrize(
     ("given", "named"),
     [((), {}), ((1, 2, {}, 4), {}), ((1,), {"z": 3}), ((), {"x": 1, "z": 3}), ((), {"y": 1})],
@@ -67,15 +59,6 @@ def test_only_a_record_that_is_not_frozen_can_be_changed() -> None:
         point.x = 3  # type: ignore[misc]
     with pytest.raises(AttributeError):
         named.other = 1
-
-
-def test_only_a_frozen_record_is_a_key() -> None:
-    class Key(Record):
-        name: str
-
-    assert {Key("a"): 1}[Key("a")] == 1
-    with pytest.raises(TypeError, match="unhashable"):
-        hash(Named(at=Point(1)))
 
 
 def test_a_changed_copy_is_checked_as_a_new_record() -> None:

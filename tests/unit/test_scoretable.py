@@ -182,35 +182,6 @@ def small_table() -> ScoreTable:
     return ScoreTable(table, TaskSet(("p", "q", "r", "s")), scores, seconds, stderrs, metrics)
 
 
-def test_a_part_of_a_table_has_the_numbers_of_the_whole() -> None:
-    whole = small_table()
-
-    part = whole.part([4, 1], [3, 0])
-
-    assert part.arms.ids == ("a4", "a1")
-    assert part.tasks.names == ("s", "p")
-    assert part.scores.tolist() == [[19.0, 16.0], [7.0, 4.0]]
-    assert part.means.tolist() == [17.5, 5.5]
-    assert part.seconds is not None
-    assert part.stderrs is not None
-    np.testing.assert_array_equal(part.seconds, part.scores + 100.0)
-    np.testing.assert_array_equal(part.stderrs, part.scores / 100.0)
-    assert part.metrics["rank"].tolist() == [4.0, 1.0]
-    assert (whole.scores.size, part.scores.size) == (24, 4)
-
-
-def test_drawn_parts_depend_on_their_seed_alone_and_repeat_nothing() -> None:
-    whole = small_table()
-
-    parts = [whole.drawn(seed, share=0.5, tasks=3) for seed in range(20)]
-    again = whole.drawn(7, share=0.5, tasks=3)
-
-    assert {(len(part.arms.arms), len(part.tasks.names)) for part in parts} == {(3, 3)}
-    assert all(list(part.arms.ids) == sorted(set(part.arms.ids)) for part in parts)
-    assert len({(part.arms.ids, part.tasks.names) for part in parts}) > 10
-    assert (again.arms.arms, again.tasks) == (parts[7].arms.arms, parts[7].tasks)
-
-
 def test_an_observation_has_the_numbers_of_its_arm_and_tasks_alone() -> None:
     told = small_table().observation(2, [1, 3])
 
@@ -224,8 +195,6 @@ def test_a_table_with_wrong_numbers_is_refused() -> None:
     table = small_table()
     good, names, arms = table.scores, table.tasks, table.arms
 
-    with pytest.raises(ConfigError, match=r"scores: shape \(6, 3\), expected \(6, 4\)"):
-        ScoreTable(arms, names, good[:, :3])
     with pytest.raises(ConfigError, match=r"scores: nan at arm 1, task 2"):
         ScoreTable(arms, names, np.where(good == 6.0, np.nan, good))
     with pytest.raises(ConfigError, match=r"scores: 1e\+308 at arm 0, task 0"):
@@ -234,22 +203,5 @@ def test_a_table_with_wrong_numbers_is_refused() -> None:
         ScoreTable(arms, names, good, good - 1.0)
     with pytest.raises(ConfigError, match=r"stderrs: inf at arm 0, task 0"):
         ScoreTable(arms, names, good, None, np.full_like(good, np.inf))
-    with pytest.raises(ConfigError, match=r"metric 'm': shape \(5,\)"):
-        ScoreTable(arms, names, good, metrics={"m": np.zeros(5)})
     with pytest.raises(ConfigError, match=r"the table has no task"):
         ScoreTable(arms, TaskSet(()), np.zeros((6, 0)))
-
-
-@pytest.mark.parametrize(
-    ("share", "tasks", "message"),
-    [
-        (0.1, 2, "a part of 0 of 6 arms"),
-        (1.5, 2, "a part of 9 of 6"),
-        (0.5, 5, "5 of 4 tasks"),
-        (math.nan, 2, "a subtable with nan of the arms"),
-        (math.inf, 2, "a subtable with inf of the arms"),
-    ],
-)
-def test_a_part_that_cannot_be_drawn_is_refused(share: float, tasks: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        small_table().drawn(0, share=share, tasks=tasks)

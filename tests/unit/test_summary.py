@@ -154,18 +154,6 @@ def test_summary_says_why_searches_end(fast_dir: Path, monkeypatch: pytest.Monke
     assert ended("a", budget=20) == "requested 20 arms, the budget is 20"
 
 
-def test_reason_is_that_of_the_moment_and_not_of_what_was_evaluated_afterwards(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    search = {"policy": "gp-ucb", "win_probability": 0.2, "pending": 4, "asks": "window"}
-    alone = outcome(fast_dir / "a", toy(search), monkeypatch)
-    followed = outcome(fast_dir / "f", toy({**search, "exhaustive": True}), monkeypatch)
-
-    assert alone.ended is not None
-    assert alone.ended.startswith("no other arm is the best with a probability above")
-    assert followed.ended == alone.ended
-
-
 def test_hours_that_passed_after_the_last_decision_are_the_reason(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,50 +200,6 @@ def test_checkpoints_with_equal_metrics_are_named(
     assert summary_lines(found)[-1].endswith("the same weights? s/step4, m/step16")
 
 
-def test_checkpoints_that_lack_a_layer_are_not_compared(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(item: dict[str, Any]) -> Value:
-        if "task" in item:
-            return value_of(item)
-        return None if item["layer"] else {"entropy": 0.25}
-
-    campaign = toy({"policy": "random", "budget": 2, "pending": 2})
-
-    assert outcome(fast_dir / "r", campaign, monkeypatch, broken).same_metrics == []
-
-
-def test_whole_numbers_that_agree_are_no_sign_of_equal_weights(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def counts(item: dict[str, Any]) -> Value:
-        return value_of(item) if "task" in item else {"prompts": 100, "length": 4.0}
-
-    campaign = toy({"policy": "random", "budget": 2, "pending": 2})
-
-    assert outcome(fast_dir / "r", campaign, monkeypatch, counts).same_metrics == []
-
-
-def test_a_result_whose_score_is_no_number_is_a_failed_task(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad: list[Value] = [{"score": one} for one in (None, "high", True, 1e200)]
-    of_checkpoint = dict(
-        zip(dict.fromkeys(name for name, _ in ARMS), [*bad, {"x": 1}], strict=True)
-    )
-
-    def value(item: dict[str, Any]) -> Value:
-        spoilt = item.get("task") == "b" and item["layer"] == 1
-        return of_checkpoint[item["checkpoint"]] if spoilt else value_of(item)
-
-    search = {"policy": "gp-ucb", "budget": 20, "pending": 5}
-
-    found = outcome(fast_dir / "r", toy(search), monkeypatch, value)
-
-    assert found.evaluations == 60
-    assert found.failed_tasks == 5
-
-
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
@@ -280,21 +224,6 @@ def test_a_score_of_nan_fails_its_evaluation_and_the_search_goes_on(
     assert found.failure is not None
     assert found.failure.endswith(f"on b: {said}")
     assert {row["attempts"] for row in Run.open(fast_dir / "r").table()} == {1}
-
-
-def test_a_standard_error_that_is_none_is_left_out(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad = (-1, "x", None, 1e200)
-
-    def value(item: dict[str, Any]) -> Value:
-        return {"score": score(item), "stderr": bad[item["layer"]]}
-
-    found = outcome(fast_dir / "r", toy({"policy": "random", "budget": 20}), monkeypatch, value)
-
-    assert found.failed_tasks == 0
-    assert found.best is not None
-    assert found.best.stderr is None
 
 
 def test_evaluations_that_fail_count_towards_a_budget_of_gpu_hours(

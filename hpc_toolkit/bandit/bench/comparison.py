@@ -12,7 +12,6 @@ import numpy as np
 
 from hpc_toolkit.bandit.asktell import RULES, TASK_RULES, make_policy, round_options, rule_of
 from hpc_toolkit.bandit.bench.replay import Asks, replay
-from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
@@ -22,14 +21,13 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit.asktell import Policy
     from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
-    from hpc_toolkit.bandit.policy import Floats
 
-    OnSearch = Callable[["Entrant", int, int], None]
+    OnSearch = Callable[["Entrant", int], None]
 
 KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
 """Arguments of ``make_policy`` that a comparison sets itself."""
 
-FORMAT = 3
+FORMAT = 4
 """Version of the report; its keys stay the same under one version."""
 
 GOALS = (0.98, 0.99, 0.995, 1.0)
@@ -37,9 +35,6 @@ GOALS = (0.98, 0.99, 0.995, 1.0)
 
 GOAL = 0.99
 """The goal that the text table shows."""
-
-RESAMPLES, COVERAGE = 2_000, 0.95
-"""Number of bootstrap resamples of a band, and its nominal coverage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,37 +124,21 @@ class Plan:
     """A search ends when it knows an arm with this share of the best mean, above 0 and at most 1.
     The share is one of the goals then."""
     seeds: int = 10
-    """Number of searches of each policy on each table."""
-    subtables: int = 0
-    """Number of random parts of the table to search on; 0: search on the table itself."""
-    share: float = 0.5
-    tasks: int | None = None
-    """Share of the arms, and number of the tasks, that a part has; None: all tasks."""
+    """Number of searches of each policy."""
     first: int = 0
-    """The first seed of searches and parts."""
+    """The first seed."""
     gpus: tuple[int, ...] = (1, 32)
     """Numbers of GPUs for which wall-clock time is simulated, if the table has durations."""
 
     def __post_init__(self) -> None:
-        counts = {"seeds": self.seeds, "pulls": self.pulls, "tasks": self.tasks}
-        counts |= {f"gpus[{n}]": number for n, number in enumerate(self.gpus)}
-        for what, number in counts.items():
+        for what, number in (("seeds", self.seeds), ("pulls", self.pulls)):
             if number is not None and number < 1:
                 raise ConfigError(f"{what}: {number}", hint="give at least 1")
         if self.until is not None and not 0 < self.until <= 1:
             message = f"until: {self.until}"
             raise ConfigError(message, hint="a share of the best mean, above 0, at most 1")
-        if self.subtables < 0 or self.first < 0:
-            message = f"subtables: {self.subtables}, first seed: {self.first}"
-            raise ConfigError(message, hint="give 0 or more")
-
-    def tables(self, table: ScoreTable) -> list[ScoreTable]:
-        """Return the tables to search on. Raises ConfigError for parts that cannot be drawn."""
-        if not self.subtables:
-            return [table]
-        tasks = self.tasks or len(table.tasks.names)
-        seeds = range(self.first, self.first + self.subtables)
-        return [table.drawn(seed, share=self.share, tasks=tasks) for seed in seeds]
+        if self.first < 0:
+            raise ConfigError(f"first seed: {self.first}", hint="give 0 or more")
 
 
 def reports(
@@ -169,78 +148,58 @@ def reports(
 
     Each report has one policy more than the report before; ``left_out`` names the missing ones. No
     report has a score, an arm or a task of the table. ``on_search`` is called before every search
-    with its policy, its number and the number of searches. Raises ConfigError, before any search,
-    for a table whose best mean is not positive, since the goals are shares of it, and for options
-    and tables that a policy rejects.
+    with its policy and its number. Raises ConfigError, before any search, for a table whose best
+    mean is not positive, since the goals are shares of it, and for options that a policy rejects.
     """
-    tables = plan.tables(table)
-    if min(float(one.means.max()) for one in tables) <= 0:
+    if float(table.means.max()) <= 0:
         message = "the best reward of the table is not positive"
         hint = "--until needs a positive best reward; add a constant to the scores"
         raise ConfigError(message, hint=hint)
     for entrant in plan.entrants:
-        entrant.make(tables[0], plan.first, plan.asks)
+        entrant.make(table, plan.first, plan.asks)
+    exhaustive: dict[str, Any] = {"evaluations": float(table.scores.size)}
+    if (seconds := table.seconds) is not None:
+        exhaustive["gpu_s"] = float(seconds.sum())
+        # A lower bound: no GPU is idle, or the longest evaluation takes all the time.
+        exhaustive["wall_s"] = {
+            str(gpus): float(max(seconds.sum() / gpus, seconds.max())) for gpus in plan.gpus
+        }
     head = {
         "format": FORMAT,
-        "arms": len(tables[0].arms.arms),
-        "tasks": len(tables[0].tasks.names),
-        "tables": len(tables),
+        "arms": len(table.arms.arms),
+        "tasks": len(table.tasks.names),
         "seeds": plan.seeds,
         "first_seed": plan.first,
         "asks": str(plan.asks),
         "pulls": plan.pulls,
         "until": plan.until,
-        "exhaustive": _exhaustive(tables, plan),
+        "exhaustive": exhaustive,
     }
     found: list[dict[str, Any]] = []
     for entrant in plan.entrants:
-        places, traces = zip(*searches(entrant, tables, plan, on_search), strict=True)
-        found.append({"policy": entrant.label, **_summary(entrant, traces, places, plan)})
+        traces = list(searches(entrant, table, plan, on_search))
+        found.append({"policy": entrant.label, **_summary(entrant, traces, plan)})
         left_out = [other.label for other in plan.entrants[len(found) :]]
         yield {**head, "policies": list(found), "left_out": left_out}
 
 
 def searches(
-    entrant: Entrant, tables: Sequence[ScoreTable], plan: Plan, on_search: OnSearch | None = None
-) -> Iterator[tuple[int, Trace]]:
-    """Run every search of one policy, and yield it with the number of its table.
-
-    On table t the seeds begin at ``first + t * seeds``; they are the same for all policies.
-    """
-    for place, table in enumerate(tables):
-        goal = math.inf if plan.until is None else _goal_of(table, plan.until)
-        for number in range(plan.seeds):
-            done = place * plan.seeds + number
-            if on_search is not None:
-                on_search(entrant, done, len(tables) * plan.seeds)
-            asks = Asks("rounds", len(table.arms.arms)) if entrant.in_parts else plan.asks
-            policy = entrant.make(table, plan.first + done, asks)
-            pulls = None if entrant.in_parts else plan.pulls
-            yield place, replay(table, policy, asks, pulls=pulls, until=goal)
+    entrant: Entrant, table: ScoreTable, plan: Plan, on_search: OnSearch | None = None
+) -> Iterator[Trace]:
+    """Run every search of one policy. The seeds are the same for all policies."""
+    goal = math.inf if plan.until is None else _goal_of(table, plan.until)
+    asks = Asks("rounds", len(table.arms.arms)) if entrant.in_parts else plan.asks
+    pulls = None if entrant.in_parts else plan.pulls
+    for number in range(plan.seeds):
+        if on_search is not None:
+            on_search(entrant, number)
+        policy = entrant.make(table, plan.first + number, asks)
+        yield replay(table, policy, asks, pulls=pulls, until=goal)
 
 
-def _exhaustive(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
-    """Return the cost of evaluating everything, as medians over tables."""
-    found: dict[str, Any] = {"evaluations": float(np.median([t.scores.size for t in tables]))}
-    seconds = [table.seconds for table in tables if table.seconds is not None]
-    if seconds:
-        found["gpu_s"] = float(np.median([one.sum() for one in seconds]))
-        # A lower bound: no GPU is idle, or the longest evaluation takes all the time.
-        found["wall_s"] = {
-            str(gpus): float(np.median([max(one.sum() / gpus, one.max()) for one in seconds]))
-            for gpus in plan.gpus
-        }
-    return found
-
-
-def _summary(
-    entrant: Entrant, traces: Sequence[Trace], tables: Sequence[int], plan: Plan
-) -> dict[str, Any]:
-    """Summarise what the searches of one policy spent to reach the goals, and how they ended.
-
-    ``tables`` has the number of the table of each search.
-    """
-    costs: dict[str, list[Floats]] = {}
+def _summary(entrant: Entrant, traces: Sequence[Trace], plan: Plan) -> dict[str, Any]:
+    """Summarise what the searches of one policy spent to reach the goals, and how they ended."""
+    costs = {}
     if not entrant.in_parts:  # otherwise pulls are of some tasks, and cannot be compared
         costs["pulls"] = [np.arange(1.0, len(trace.arms) + 1.0) for trace in traces]
     costs["evaluations"] = [trace.evaluations for trace in traces]
@@ -254,7 +213,12 @@ def _summary(
     for share in sorted(goals):
         reached = [reached_at(trace, share) for trace in traces]
         to_goal[_goal_key(share)] = {
-            name: spread([_at(one, end) for one, end in zip(spent, reached, strict=True)], tables)
+            name: spread(
+                [
+                    float(one[int(end) - 1]) if math.isfinite(end) else math.inf
+                    for one, end in zip(spent, reached, strict=True)
+                ]
+            )
             for name, spent in costs.items()
         }
     exact = [len(t.known) > 0 and t.known[-1] >= _goal_of(t.table, 1.0) for t in traces]
@@ -287,40 +251,18 @@ def reached_at(trace: Trace, share: float) -> float:
     return float(np.argmax(reached)) + 1.0 if reached.any() else math.inf
 
 
-def _at(spent: Floats, pull: float) -> float:
-    return float(spent[int(pull) - 1]) if math.isfinite(pull) else math.inf
-
-
-def spread(values: Sequence[float], tables: Sequence[int]) -> dict[str, float | None]:
+def spread(values: Sequence[float]) -> dict[str, float | None]:
     """Return how one number per search varies; None replaces infinity, which is no JSON.
 
     Infinity means that a search did not reach the goal, and sorts above every number. The keys are
-    the ``median``, the ``p90`` (the lowest number that nine of ten searches do not exceed), the
-    ends ``low`` and ``high`` of the median's bootstrap band, and ``reached``, the share of the
-    searches that reached the goal. The band is of the lower median, which is one of the numbers.
-
-    The bootstrap (Efron 1979) draws tables, because searches on one table resemble each other;
-    ``tables`` has that of each search. With one table it draws searches, so that the band covers
-    other seeds on this table, and not other tables.
+    the ``median``, the ``p90`` (the lowest number that nine of ten searches do not exceed), and
+    ``reached``, the share of the searches that reached the goal.
     """
     numbers = np.asarray(values, dtype=np.float64)
-    _, member = np.unique(np.asarray(tables), return_inverse=True)
-    if not member.any():
-        member = np.arange(len(tables))
-    members = int(member.max()) + 1
-    rng = np.random.default_rng([0, Stream.BOOTSTRAP])
-    counts = rng.multinomial(members, np.full(members, 1.0 / members), size=RESAMPLES)
-    order = np.argsort(numbers, kind="stable")
-    below = np.cumsum(counts[:, member[order]], axis=1)
-    medians = numbers[order][np.argmax(2 * below >= below[:, -1:], axis=1)]
-    tail = (1.0 - COVERAGE) / 2.0
-    # Without interpolation, which is undefined between infinities.
-    low, high = np.quantile(medians, [tail, 1.0 - tail], method="inverted_cdf")
     found = {
         "median": float(np.median(numbers)),
+        # Without interpolation, which is undefined between infinities.
         "p90": float(np.quantile(numbers, 0.9, method="inverted_cdf")),
-        "low": float(low),
-        "high": float(high),
         "reached": float(np.isfinite(numbers).mean()),
     }
     return {name: one if math.isfinite(one) else None for name, one in found.items()}
@@ -328,7 +270,7 @@ def spread(values: Sequence[float], tables: Sequence[int]) -> dict[str, float | 
 
 def as_csv(report: dict[str, Any]) -> str:
     """Return one line per policy, goal and cost; a cell is empty if searches missed the goal."""
-    columns = ("median", "p90", "low", "high", "reached")
+    columns = ("median", "p90", "reached")
     lines = [",".join(("policy", "goal", "cost", *columns))]
     for one in report["policies"]:
         for goal, costs in one["to_goal"].items():
@@ -352,7 +294,11 @@ def as_lines(report: dict[str, Any]) -> list[str]:
     every |= {f"wall_s_{gpus}": found for gpus, found in every.pop("wall_s", {}).items()}
     rows = [[f"to {100 * float(key):g}% of the best", *map(_title, costs), "best at end"]]
     for one in report["policies"]:
-        cells = [_cell(cost, one["to_goal"][key].get(cost)) for cost in costs]
+        found = [(cost, one["to_goal"][key].get(cost)) for cost in costs]
+        cells = [
+            " / ".join(_number(cost, of[name]) for name in ("median", "p90")) if of else "-"
+            for cost, of in found
+        ]
         rows.append([one["policy"], *cells, f"{one['ended']['exact']:.0%}"])
     rows.append(["(everything)", *(_number(cost, every[cost]) for cost in costs), "100%"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -364,12 +310,6 @@ def _title(cost: str) -> str:
         count = cost.removeprefix("wall_s_")
         return f"time on {count} GPU{'' if count == '1' else 's'}"
     return {"gpu_s": "GPU time"}.get(cost, cost)
-
-
-def _cell(cost: str, found: dict[str, float | None] | None) -> str:
-    if found is None:
-        return "-"
-    return " / ".join(_number(cost, found[name]) for name in ("median", "p90"))
 
 
 def _number(cost: str, number: float | None) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 
 from hpc_toolkit.bandit.arms import ArmTable, with_metrics
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats, Observation, Pull
-from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 class ScoreTable:
     """All arms with their scores on all tasks.
 
-    Raises ConfigError for an empty task set, for arrays whose shape is not (arms, tasks), for a
-    number that is not finite or too large, and for negative durations or standard errors.
+    Raises ConfigError for an empty task set, for a number that is not finite or too large, and for
+    negative durations or standard errors.
     """
 
     arms: ArmTable
@@ -45,19 +44,15 @@ class ScoreTable:
     """Further measurements of the arms by name, shape (n_arms,) each; NaN: not known."""
 
     def __post_init__(self) -> None:
-        shape = (len(self.arms.arms), len(self.tasks.names))
         if not self.tasks.names:
             raise ConfigError("the table has no task", hint="give at least one task")
         for what, low in (("scores", -LARGEST_NUMBER), ("seconds", 0.0), ("stderrs", 0.0)):
             if (numbers := getattr(self, what)) is None:
                 continue
-            _check_shape(what, numbers, shape)
             wrong = np.argwhere(~((numbers >= low) & (numbers <= LARGEST_NUMBER)))
             for arm, task in wrong.tolist():
                 message = f"{what}: {numbers[arm, task]} at arm {arm}, task {task}"
                 raise ConfigError(message, hint="leave out arms and tasks that lack numbers")
-        for name, column in self.metrics.items():
-            _check_shape(f"metric {name!r}", column, shape[:1])
 
     @cached_property
     def means(self) -> Floats:
@@ -73,38 +68,6 @@ class ScoreTable:
         }
         return with_metrics(self.arms, rows, list(self.metrics))
 
-    def part(self, arms: Sequence[int], tasks: Sequence[int]) -> ScoreTable:
-        """Return the table of only some arms and tasks, in the given order; features are kept."""
-        cut = np.ix_(arms, tasks)
-        return ScoreTable(
-            arms=ArmTable(tuple(self.arms.arms[i] for i in arms), self.arms.feature_names),
-            tasks=self.tasks.part(tasks),
-            scores=self.scores[cut],
-            seconds=None if self.seconds is None else self.seconds[cut],
-            stderrs=None if self.stderrs is None else self.stderrs[cut],
-            metrics={name: column[list(arms)] for name, column in self.metrics.items()},
-        )
-
-    def drawn(self, seed: int, *, share: float, tasks: int) -> ScoreTable:
-        """Return a random part: ``share`` of the arms, rounded down, and ``tasks`` tasks.
-
-        They are drawn without replacement and keep the order of this table. Raises ConfigError for
-        a part that would be empty or larger than the table.
-        """
-        if not math.isfinite(share):
-            message = f"a subtable with {share} of the arms"
-            raise ConfigError(message, hint="use a share above 0, at most 1")
-        rng, kept = np.random.default_rng([seed, Stream.PARTS]), []
-        for what, wanted, there in (
-            ("arms", int(share * len(self.arms.arms)), len(self.arms.arms)),
-            ("tasks", tasks, len(self.tasks.names)),
-        ):
-            if not 1 <= wanted <= there:
-                message = f"a part of {wanted} of {there} {what}"
-                raise ConfigError(message, hint=f"draw 1 to {there} {what}")
-            kept.append(np.sort(rng.permutation(there)[:wanted]).tolist())
-        return self.part(*kept)
-
     def observation(self, arm: int, tasks: Iterable[int]) -> Observation:
         """Return the observation that an evaluation of an arm on some tasks would have given."""
         chosen = list(tasks)
@@ -113,12 +76,6 @@ class ScoreTable:
             for known in (self.scores, self.stderrs, self.seconds)
         )
         return Observation(self.arms.ids[arm], scores, stderrs, seconds)
-
-
-def _check_shape(what: str, numbers: Floats, shape: tuple[int, ...]) -> None:
-    if numbers.shape != shape:
-        message = f"{what}: shape {numbers.shape}, expected {shape}"
-        raise ConfigError(message, hint="one row for each arm, one column for each task")
 
 
 def finish_times(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import Bools, Floats, Indices, Proposal
+from hpc_toolkit.bandit.policy import Floats, Indices, Proposal
 from hpc_toolkit.bandit.rewards import best_row, gaps, rewards_of
 from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, Stream, number_option
 from hpc_toolkit.system.quantities import counted
@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.bandit.rule import History
-
-
-def slowness(seconds: Floats, expected: Floats) -> Floats:
-    """Return shape (n_arms,): each arm's total duration divided by the expected total.
-
-    ``seconds`` has shape (n_arms, n_tasks). NaN is a duration that was not told; it counts as the
-    task's entry in ``expected``, shape (n_tasks,). The result is 1 if the expected total is 0.
-    """
-    total = float(expected.sum())
-    if total <= 0.0:
-        return np.ones(len(seconds))
-    return np.asarray(np.where(np.isnan(seconds), expected, seconds).sum(axis=1) / total)
 
 
 class TaskOrder(NamedTuple):
@@ -79,18 +67,6 @@ def _ascending(seconds: Floats) -> TaskOrder:
     return TaskOrder(tuple(order.tolist()), costs)
 
 
-def silent_tasks(scores: Floats) -> Bools:
-    """Return shape (n_tasks,): True for tasks that cannot compare the arms.
-
-    ``scores`` has shape (n_arms, n_tasks); all arms were told on all tasks. A task is silent if no
-    arm has a score, or only one arm of more than two. This is the fault of the task, for instance
-    of a missing data set, and not of an arm. A single score may have been told earlier, when the
-    task could still be evaluated.
-    """
-    least = 2 if len(scores) > 2 else 1
-    return np.asarray((~np.isnan(scores)).sum(axis=0) < least)
-
-
 class Rung:
     """The state of a contest of arms, computed from the beginning for every ask."""
 
@@ -104,7 +80,7 @@ class Rung:
         self.counted: tuple[int, ...] = ()
         """The tasks among these by which arms are compared."""
         self.dropped: tuple[int, ...] = ()
-        """The other tasks, which gave no scores to compare (see ``silent_tasks``)."""
+        """The other tasks, which gave no scores to compare."""
         self.until: int | None = None
         """The arms must be told on the first ``until`` tasks next; None: the contest is over."""
 
@@ -116,15 +92,19 @@ class Rung:
     def reach(self, until: int) -> bool:
         """Advance to the first ``until`` tasks; if some are not told, request them, return False.
 
-        The remaining arms at that point decide once and for all which of the new tasks count.
+        The remaining arms at that point decide once and for all which of the new tasks count. A
+        task cannot compare the arms if none has a score, or only one of more than two. This is the
+        fault of the task, for instance of a missing data set, and not of an arm. A single score may
+        have been told earlier, when the task could still be evaluated.
         """
         new = self._order[self.done : until]
         if not self._history.results.told[self.arms][:, new].all():
             self.until = until
             return False
-        silent = silent_tasks(self._history.results.scores[self.arms][:, new]).tolist()
-        self.counted += tuple(task for task, lost in zip(new, silent, strict=True) if not lost)
-        self.dropped += tuple(task for task, lost in zip(new, silent, strict=True) if lost)
+        known = ~np.isnan(self._history.results.scores[self.arms][:, new])
+        lost = known.sum(axis=0) < (2 if len(self.arms) > 2 else 1)
+        self.counted += tuple(np.array(new)[~lost].tolist())
+        self.dropped += tuple(np.array(new)[lost].tolist())
         self.done = until
         return True
 
@@ -348,9 +328,15 @@ class _Purse:
             self._corrected = True
 
     def _pace(self, rung: Rung) -> Floats:
-        """Return every arm's slowness on the counted tasks; tasks that fail can end at once."""
+        """Return every arm's duration divided by the expected one; 1 where that is 0.
+
+        Only counted tasks count: tasks that fail can end at once.
+        """
         counted = [place for place, task in enumerate(self._tasks) if task in rung.counted]
-        return slowness(self._seconds[:, counted], self._expected[counted])
+        seconds, expected = self._seconds[:, counted], self._expected[counted]
+        if (total := float(expected.sum())) <= 0.0:
+            return np.ones(len(seconds))
+        return np.asarray(np.where(np.isnan(seconds), expected, seconds).sum(axis=1) / total)
 
     def _took(self, arms: Indices, start: int, stop: int) -> float:
         seconds = self._seconds[arms, start:stop]

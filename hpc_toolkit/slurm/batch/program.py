@@ -15,7 +15,6 @@ from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.allowlist import USERS
 from hpc_toolkit.slurm.batch.job import JobError
 from hpc_toolkit.slurm.batch.step import (
-    CUT_SHORT,
     NO_CONTAINER,
     Batch,
     Container,
@@ -24,6 +23,7 @@ from hpc_toolkit.slurm.batch.step import (
 )
 from hpc_toolkit.slurm.client import PATIENCE_S, ask
 from hpc_toolkit.system.installation import how_to_add
+from hpc_toolkit.system.supervisor import CUT_SHORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,14 +16,12 @@ from hpc_toolkit.slurm.batch.job import JobError
 from hpc_toolkit.slurm.client import ASK_S, PATIENCE_S, SlurmError, ask
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.processes import readable
+from hpc_toolkit.system.supervisor import CUT_SHORT, shell_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hpc_toolkit.slurm.batch.job import Job
-
-CUT_SHORT = 143
-"""Exit code of a job that SIGTERM ended."""
 
 NO_MPI = "--mpi=none"
 """For steps of hpctk's own programs: srun fails if the library of the site's MpiDefault is missing,
@@ -160,11 +158,6 @@ class Batch:
             if self.call(argv):
                 words = argv[4:] if argv[0] == "bash" else argv
                 self.job.log(f"teardown failed: {shlex.join(words)}")
-
-
-def shell_code(code: int) -> int:
-    """The exit code of a process, 128 + N for signal N, for which Python has -N."""
-    return code if code >= 0 else 128 - code
 
 
 def as_command(words: Sequence[str]) -> list[str]:

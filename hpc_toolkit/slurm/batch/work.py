@@ -19,22 +19,21 @@ from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.slurm.batch.job import JobError, show
 from hpc_toolkit.slurm.batch.step import (
-    CUT_SHORT,
     NO_CONTAINER,
     NO_MPI,
     Batch,
     Container,
     JobEnd,
     cpus_per_task,
-    shell_code,
 )
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.controller import job_nodes, set_nodes
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.ranks import RankInfo, host_name
+from hpc_toolkit.system.supervisor import CUT_SHORT, Supervisor, shell_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import NoReturn
 
     from hpc_toolkit.queue.presence import Presence
@@ -44,11 +43,6 @@ _WATCH_S = 60.0
 """How long workers of other jobs are watched, to see which of them live."""
 _HURRY_S = 1.0
 """The same for a job that must end."""
-_LIVES = 5
-_LONG_S = 600.0
-"""A life of this many seconds counts as success: a search takes days."""
-_LOOK_S = 30.0
-_TELL_S = 5.0
 _STARTING_S = 900.0
 _REFUSALS = 10
 """Consecutive refusals to shrink the job after which :func:`shrink_job` raises."""
@@ -77,7 +71,7 @@ class WorkJob:
         self._restarts = restarts
         self._request = request
         self._run = _run_directory(request)
-        self._coordinator: CoordinatorProcess | None = None
+        self._coordinator: Supervisor | None = None
 
     def run(self) -> NoReturn:
         request = self._request
@@ -93,7 +87,7 @@ class WorkJob:
         if request.campaign:
             words = ("campaign", "coordinate", self._run, "--summary")
             coordinator = [sys.executable, "-Pm", "hpc_toolkit", *words]
-            self._coordinator = CoordinatorProcess(coordinator, self._job.log, self._stop_ranks)
+            self._coordinator = Supervisor(coordinator, self._stop_ranks, log=self._job.log)
         elif request.shrink_every_s is not None and len(fit) > 1:
             self._shrink(request.shrink_every_s)
         code = self._batch.wait(self._beside)
@@ -229,83 +223,6 @@ def _run_directory(request: WorkRequest) -> str:
         run = os.path.realpath(run)
         request.container.check(os.getcwd(), run)
     return run
-
-
-class CoordinatorProcess:
-    """The process that decides what is evaluated next.
-
-    It can be killed and started again, since its decisions are in the run.
-
-    ``stop_ranks`` asks the ranks to leave, once no coordinator will decide for them.
-    """
-
-    def __init__(
-        self, argv: Sequence[str], log: Callable[[str], None], stop_ranks: Callable[[], None]
-    ) -> None:
-        self._argv = list(argv)
-        self._log = log
-        self._stop_ranks = stop_ranks
-        self._lives = _LIVES
-        self._code: int | None = None
-        self._next = 0.0
-        self._stopped = False
-        self._start()
-
-    def _start(self) -> None:
-        self._began = time.monotonic()
-        self._child: subprocess.Popen[bytes] | None = subprocess.Popen(self._argv)
-
-    def ended(self) -> int | None:
-        """Its exit code once it will not be started again; negative for a signal."""
-        return self._code
-
-    def stop(self) -> None:
-        """End it by SIGTERM; ``ended`` then returns its last code, 143 if it had to be ended."""
-        if self._stopped:
-            return
-        self._stopped = True
-        if self._child is not None:
-            self._child.terminate()
-        elif self._code is None:
-            self._code = CUT_SHORT
-
-    def poll(self, *, ranks: bool) -> float | None:
-        """Act on its end; the seconds after which to call again, None for at the end of a child.
-
-        ``ranks`` says whether the step runs.
-        """
-        now = time.monotonic()
-        if self._child is not None and (code := self._child.poll()) is not None:
-            self._child = None
-            self._next = now
-            self._after(shell_code(code), now)
-        if self._child is None and self._code is None and now >= self._next:
-            self._start()
-        if self._code is None:
-            return None if self._child is not None else max(0.0, self._next - now)
-        return self._tell(now) if ranks and self._code and not self._stopped else None
-
-    def _after(self, code: int, now: float) -> None:
-        if now - self._began > _LONG_S:
-            self._lives = _LIVES
-        if self._stopped:
-            self._code = CUT_SHORT
-        elif code == TRY_AGAIN:
-            self._log("another coordinator decides for this run; looking again, since it may end")
-            self._next = now + _LOOK_S
-        elif code > 128 and self._lives:
-            self._lives -= 1
-            self._log(f"the coordinator was killed (code {code}): starting it again")
-        else:
-            self._code = code
-
-    def _tell(self, now: float) -> float:
-        """Ask the ranks to leave, again and again: a step that is just starting hears nothing."""
-        if now >= self._next:
-            self._log(f"the coordinator ended with code {self._code}: telling the ranks to finish")
-            self._stop_ranks()
-            self._next = time.monotonic() + _TELL_S
-        return max(0.0, self._next - time.monotonic())
 
 
 def kept_nodes(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from hpc_toolkit.errors import CallError, ConfigError, RunError
 from hpc_toolkit.queue.items import canonical
@@ -30,7 +28,7 @@ from hpc_toolkit.worker.fingerprints import fingerprint, is_users, of_function
 from hpc_toolkit.worker.loading import new_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
     from hpc_toolkit.queue.items import Item
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 _SHOWN = 200
 _LARGE = 1 << 20
 """Bytes of a pickled function from which its user is told to pass data as arguments."""
-_FRESH_S = 1.0
-"""Seconds for which a function that was compared is taken to be unchanged."""
 _SAME, _LARGE_INT = frozenset((str, bool, type(None))), 1 << 63
 _MOST_TYPES = 1000
 """Most typed places of one argument; with more, a pickle of it takes less room."""
@@ -129,8 +125,8 @@ class Caller:
     def __init__(self, directory: Path) -> None:
         self._file = directory / f"{os.urandom(8).hex()}.values"
         self._stored: dict[Any, list[Any]] = {}
-        self._functions: WeakKeyDictionary[Any, _Function] = WeakKeyDictionary()
-        self._dirty = False
+        self._dirty = self._maps = False
+        self._mapped: _Function | None = None
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Raises ConfigError: ``function`` cannot be called."""
@@ -191,23 +187,26 @@ class Caller:
             ValueFile(self._file).sync()
 
     def _how(self, function: Any) -> _Function:
-        """How workers get a function; compared again after a second, since globals may change."""
-        now = time.monotonic()
-        with suppress(TypeError):  # it cannot be a key, or cannot be referred to weakly
-            if (known := self._functions.get(function)) is not None and now < known.until:
-                return known
-        how = _Function(function)
-        how.until = time.monotonic() + max(_FRESH_S, 100 * (time.monotonic() - now))
-        with suppress(TypeError):
-            self._functions[function] = how
-        return how
+        """How workers get a function; compared for each call, but once for all calls of a map."""
+        if not self._maps:
+            return _Function(function)
+        if self._mapped is None:
+            self._mapped = _Function(function)
+        return self._mapped
+
+    @contextmanager
+    def mapping(self) -> Iterator[None]:
+        """Take the functions of all calls inside of the block for the same."""
+        self._maps = True
+        try:
+            yield
+        finally:
+            self._maps, self._mapped = False, None
 
 
 class _Function:
     """How workers get a function; without a reference to it."""
 
-    until = 0.0
-    """Monotonic time up to which this is taken to be true."""
     tag: Sequence[Any] = ()
     """Where its pickle is stored."""
 
@@ -281,6 +280,8 @@ def key_of(item: Item, *, code: bool = True) -> bytes:
         return canonical(item)
     same, types = kept["same"], kept.get("types", {})
     known = {place: one for place, one in same.items() if code or place != FUNCTION}
+    if item["function"].endswith("<lambda>"):  # one name of many functions
+        known = same
     kinds = {place: tag[0] if place in same else tag for place, tag in types.items()}
     return canonical({**item, "stored": [known, kinds]})
 
@@ -299,7 +300,7 @@ def settle(future: Future[Any], row: dict[str, Any], values: Values) -> None:
             future.set_result(values.restored({**row})["value"])
         else:
             future.set_exception(_exception(row, values))
-    except RunError as refusal:
+    except Exception as refusal:  # noqa: BLE001 - else nobody would end the future
         future.set_exception(refusal)
 
 
@@ -312,9 +313,11 @@ def _exception(row: dict[str, Any], values: Values) -> BaseException:
     if "exception" in row:
         with suppress(UnrestoredError):
             found, trace = values.exception(row)
-            found.__cause__ = RemoteTraceback(trace)
-            found.add_note(f"{failed}; {hint}")
-            return found
+            if isinstance(found, BaseException):
+                with suppress(Exception):  # its class may take no attributes
+                    BaseException.__setattr__(found, "__cause__", RemoteTraceback(trace))
+                    BaseException.add_note(found, f"{failed}; {hint}")
+                return found
     return CallError(f"{failed}: {error}", hint=hint, item=item, error=error, attempts=attempts)
 
 

@@ -199,7 +199,7 @@ class Executor(futures.Executor):
         if chunksize < 1:
             raise ConfigError(f"chunksize must be at least 1, got {chunksize}")
         columns = list(zip(*zip(*iterables, strict=False), strict=True))
-        with self._changed:  # so that all calls are in one segment
+        with self._changed, self._caller.mapping():  # so that all calls are in one segment
             return super().map(fn, *columns, timeout=timeout)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

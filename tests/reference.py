@@ -203,6 +203,8 @@ def _value(schema: dict[str, Any]) -> str:
         return f'text such as `"{examples[0]}"`'
     if schema["type"] == "array":
         return f"list of {_VALUES[schema['items']['type']]}s"
+    if isinstance(schema["type"], list):
+        return " or ".join(_VALUES[kind] for kind in schema["type"])
     return str(schema.get("format", _VALUES[schema["type"]]))
 
 

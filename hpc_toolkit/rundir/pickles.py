@@ -5,8 +5,10 @@ Loading one runs code, so only runs are read whose code this user may execute.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import sys
+from collections import ChainMap
 from contextlib import suppress
 from functools import cache
 from types import FunctionType
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import PermanentError, RunError, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _MOST_PARTS = 8
 """Levels of attributes that are searched for a part that cannot be pickled."""
@@ -73,9 +75,26 @@ def _pickler() -> Any:
                 if isinstance(part, torch.nn.Parameter):
                     there = torch.nn.Parameter(there, part.requires_grad)
                 return there.__reduce_ex__(4)
-            return super().reducer_override(part)
+            found = super().reducer_override(part)
+            if isinstance(part, type) and type(found) is tuple and len(found[1]) > 3:
+                fields = found[1][3]
+                if isinstance(fields, dict):  # of a class that is not an enumeration
+                    fields["__qualname__"] = part.__qualname__
+                    # Without them, the state of its objects would need a __dict__.
+                    fields |= (
+                        {"__slots__": vars(part)["__slots__"]} if "__slots__" in vars(part) else {}
+                    )
+            return found
 
     return Pickler
+
+
+@cache
+def reducers() -> Mapping[type, Any]:
+    """How objects of types are pickled that do not say it themselves, such as patterns."""
+    import cloudpickle
+
+    return ChainMap(cloudpickle.Pickler.dispatch_table, copyreg.dispatch_table)
 
 
 def dumps(value: Any) -> bytes:
@@ -109,7 +128,8 @@ def _own_class(name: str, module: str) -> type | None:
 
 def _with_own_class(make: Any) -> Any:
     return lambda kind, name, bases, fields, *more: (
-        _own_class(name, fields.get("__module__", "")) or make(kind, name, bases, fields, *more)
+        _own_class(fields.get("__qualname__", name), fields.get("__module__", ""))
+        or make(kind, name, bases, fields, *more)
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +14,7 @@ from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.valuefiles import read_part
 from hpc_toolkit.rundir.values import restore
 from hpc_toolkit.worker.attempts import WORLD
+from hpc_toolkit.worker.code import is_installed
 from hpc_toolkit.worker.loading import load_object
 
 if TYPE_CHECKING:
@@ -34,22 +38,26 @@ class Calls:
     def __init__(self, root: str = "") -> None:
         self._data = RunPaths(Path(root)).calls
         self._functions: dict[Any, Any] = {}
+        self._began = time.time()
 
     def load(self, group: Any) -> None:
         """Nothing to prepare."""
 
     def run(self, context: None, items: Iterable[Item]) -> Iterator[Any]:
         for item in items:
-            types, file, kept = {}, self._data, item.get("stored")
+            types, file, kept, code = {}, self._data, item.get("stored"), ""
             if kept is not None:
                 types, file = {**kept.get("types", {})}, file / kept.get("file", "")
-            function = self._function(item["function"], types.pop(FUNCTION, None), file)
+                code = kept["same"].get(FUNCTION, "")
+            function = self._function(item["function"], code, types.pop(FUNCTION, None), file)
             if types:
                 restore(item, types, partial(read_part, file))
             yield function(*item["args"], **item.get("kwargs", {}))
 
-    def _function(self, name: str, tag: Any, file: Path) -> Any:
-        key = name if tag is None else (file, tag[1])
+    def _function(self, name: str, code: str, tag: Any, file: Path) -> Any:
+        key: Any = (name, code) if tag is None else (file, tag[1])
+        if key not in self._functions and tag is None:
+            self._forget_changed()
         if key not in self._functions:
             if len(self._functions) >= _MOST_LOADED:
                 self._functions.clear()
@@ -66,3 +74,18 @@ class Calls:
             self._functions[key] = found
             WORLD.keep()  # a script may change the directory when it is imported
         return self._functions[key]
+
+    def _forget_changed(self) -> None:
+        """Import the user's modules again if a file of them was written since this began."""
+        own, changed = [], False
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file and name != "__main__" and not is_installed(file):
+                own.append(name)
+                with suppress(OSError):
+                    changed |= os.stat(file).st_mtime >= self._began
+        if changed:
+            self._began = time.time()
+            self._functions.clear()
+            for name in own:
+                del sys.modules[name]

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from contextlib import suppress
+from functools import lru_cache
 from itertools import chain
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.rundir.pickles import dumps, reducers
 from hpc_toolkit.worker.code import is_installed
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ _MOST = 100_000
 """Most parts that are compared; what follows counts by its type."""
 _DEEPEST = 200
 _LENGTH = 16
+_CACHED = type(lru_cache(len))
+"""The type of functions with ``functools.lru_cache``."""
 
 
 def fingerprint(value: object) -> str:
@@ -81,7 +86,10 @@ class _Fingerprint:
     def add(self, value: Any) -> None:
         kind = type(value)
         self._note(kind.__module__, kind.__qualname__)
-        if kind in _PLAIN:
+        if kind is bytes:
+            self._note(len(value))
+            self._hash.update(value)
+        elif kind in _PLAIN:
             self._note(repr(value))
         elif id(value) in self._seen:
             self._note(self._seen[id(value)])
@@ -91,6 +99,13 @@ class _Fingerprint:
             self._depth += 1
             self._parts(value)
             self._depth -= 1
+        else:
+            self._pickle(value)
+
+    def _pickle(self, value: Any) -> None:
+        """Add a pickle of what is too large or deep: in doubt a call runs again."""
+        with suppress(Exception):  # it cannot be pickled
+            self._hash.update(dumps(value))
 
     def _all(self, values: Iterable[Any]) -> None:
         for value in values:
@@ -104,11 +119,11 @@ class _Fingerprint:
             add(self, value)
         elif isinstance(value, type):
             self._class(value)
-        elif callable(value) and hasattr(value, "__wrapped__"):
+        elif isinstance(value, _CACHED):
             self.add(value.__wrapped__)
         elif np is not None and type(value) is np.ndarray and not value.dtype.hasobject:
-            self._note(value.dtype.str, value.shape)
-            self._hash.update(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
+            self._note(repr(value.dtype), value.shape)
+            self._hash.update(np.ascontiguousarray(value).reshape(-1).view("u1").data)
         elif torch is not None and isinstance(value, torch.Tensor):
             self._tensor(value, torch)
         else:
@@ -146,7 +161,7 @@ class _Fingerprint:
         if is_installed(function.__code__.co_filename):
             return  # the version of a package is not looked at
         self._code(function.__code__, function.__doc__)
-        self._all((function.__kwdefaults__, getattr(function, "__wrapped__", None)))
+        self._all((function.__kwdefaults__, vars(function)))
         names, known = sorted(set(_names(function.__code__))), function.__globals__
         for name in (name for name in names if name in known):
             self.add(known[name])
@@ -165,6 +180,7 @@ class _Fingerprint:
         arguments = code.co_argcount + code.co_kwonlyargcount
         self._note(code.co_code.hex(), code.co_flags, code.co_names, code.co_freevars)
         self._note(code.co_varnames[:arguments], code.co_posonlyargcount)
+        self._note(code.co_exceptiontable.hex())
         self._all(one for one in code.co_consts if one is None or one != doc)
 
     def _class(self, kind: type) -> None:
@@ -177,22 +193,23 @@ class _Fingerprint:
     def _tensor(self, value: Any, torch: Any) -> None:
         there = value.detach().cpu()
         try:
-            self._note(value.dtype, tuple(value.shape))
+            self._note(value.dtype, tuple(value.shape), value.requires_grad)
             self.add(there.contiguous().reshape(-1).view(torch.uint8).numpy())
         except (TypeError, RuntimeError):  # such as a sparse tensor
-            self._note("not compared")
+            self._pickle(value)
 
     def _object(self, value: Any) -> None:
         try:
-            reduced = value.__reduce_ex__(4)
+            reducer = reducers().get(type(value))
+            reduced = reducer(value) if reducer is not None else value.__reduce_ex__(4)
         except Exception:  # noqa: BLE001 - of methods of the user, or not made to be pickled
             return
-        if isinstance(reduced, str):
+        if isinstance(reduced, str | bytes):
             self._note(reduced)
             return
-        for part in reduced:
-            # The parts of a collection come as iterators.
-            self._all(part) if hasattr(part, "__next__") else self.add(part)
+        for at, part in enumerate(reduced):
+            # The members of a collection come as iterators.
+            self._all(part) if at in (3, 4) and part is not None else self.add(part)
 
 
 _PARTS: dict[type, Callable[[_Fingerprint, Any], None]] = {

@@ -304,6 +304,8 @@ def with_a_pool(n):
 def fails(how):
     if how == "divide":
         return 1 / 0
+    if how == "frozen":
+        raise Frozen(3)
     if how == "lock":
         error = ValueError("not to be pickled")
         error.lock = threading.Lock()
@@ -313,9 +315,18 @@ def fails(how):
 class Color(enum.Enum):
     RED = 1
 
+@dataclasses.dataclass(slots=True)
+class Small:
+    x: int
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
 VALUES = [None, 0.5, float("nan"), "text", (1, (2, 3)), {"a": {1, 2}}, {(1, 2): 3}, b"bytes",
           10**30, [1, 2.0, None], np.float32(1.5), np.arange(3), np.arange(20_000.0),
           np.array([{}], dtype=object), datetime.date(2026, 1, 2), pathlib.Path("a"), Color.RED,
+          Small(3), np.array(["2026-01-02"], "M8[D]"),
           Config(0.1, ("x",)), Model(2).times, Config, len]
 
 def same(one, other):
@@ -335,7 +346,7 @@ with Executor("runs/x", max_workers=2, max_attempts=1) as executor:
     print(executor.submit(with_a_pool, 3).result(), *executor.map(functools.partial(pow, 2), [5]))
     makers = [lambda x, n=n: x + n for n in range(3)]
     print([executor.submit(maker, 1).result() for maker in makers])
-    for how in ("divide", "refuse", "lock"):
+    for how in ("divide", "refuse", "frozen", "lock"):
         error = executor.submit(fails, how).exception()
         said = "failed after 1 attempt" in f"{error} {getattr(error, '__notes__', '')}"
         print(type(error).__name__, said, type(error.__cause__).__name__)
@@ -346,6 +357,7 @@ PRINTED_OF_ANYTHING = """wrong: []
 [1, 2, 3]
 ZeroDivisionError True RemoteTraceback
 Refused True RemoteTraceback
+Frozen False RemoteTraceback
 CallError True NoneType
 """
 
@@ -358,7 +370,7 @@ def test_functions_arguments_results_and_exceptions_arrive_as_they_were(hpctk: H
     assert scripts.run() == (0, PRINTED_OF_ANYTHING, "")
 
     assert journal_lines(Run.open("runs/x")) == before
-    assert len(hpctk.noted("call")) == 21
+    assert len(hpctk.noted("call")) == 23
     assert hpctk("gather", "runs/x", "-o", "rows.csv").code == 0
     assert hpctk("report", "runs/x", "-o", "report.html").code == 0
 
@@ -399,6 +411,34 @@ def test_a_function_that_changed_runs_again_unless_told_otherwise(
 
     assert (out, len(hpctk.noted("call"))) == (printed, calls)
     assert said in err
+
+
+RELOADS = """
+import importlib, pathlib
+from hpc_toolkit import Executor
+import work
+
+SCALE = 1
+
+def scaled(x):
+    return SCALE * x
+
+with Executor("runs/x", workers=1) as executor:
+    first = executor.submit(work.f, 1).result()
+    pathlib.Path("work.py").write_text("def f(x):\\n    return 'other'\\n")
+    importlib.reload(work)
+    print(first, executor.submit(work.f, 1).result())
+    for SCALE in (1, 2, 3):
+        print(executor.submit(scaled, 1).result())
+"""
+
+
+def test_workers_use_the_code_and_the_values_of_the_moment_of_a_call(hpctk: Hpctk) -> None:
+    Path("work.py").write_text("def f(x):\n    return 'one'\n")
+
+    _, out, err = Scripts(hpctk, RELOADS).run()
+
+    assert out == "one other\n1\n2\n3\n", err
 
 
 def test_arguments_of_calls_survive_kills_of_the_script(hpctk: Hpctk) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+
+from hpc_toolkit.worker.fingerprints import fingerprint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,3 +132,41 @@ def test_a_change_in_a_module_of_the_user_is_noticed(
     second = fingerprints(tmp_path, helpers=helpers)
 
     assert sum(one != other for one, other in zip(first, second, strict=True)) == changed
+
+
+class Called:
+    def __init__(self, factor: int) -> None:
+        functools.update_wrapper(self, len)
+        self.factor = factor
+
+    def __call__(self) -> int:
+        return self.factor
+
+
+def chain(length: int, last: int) -> list[Any]:
+    found: list[Any] = [last]
+    for _ in range(length):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (re.compile("a"), re.compile("b")),
+        (np.sin, np.cos),
+        ({1: 1}.keys(), {2: 1}.keys()),
+        (MappingProxyType({1: 1}), MappingProxyType({1: 2})),
+        (np.zeros(2, [("a", "i4")]), np.zeros(2, [("x", "i4")])),
+        (np.array(["2020"], "M8[D]"), np.array(["2021"], "M8[D]")),
+        (Called(1), Called(2)),
+        (property(lambda self: 1), property(lambda self: 2)),
+        ([(n,) for n in range(110_000)], [(n,) for n in range(109_999)] + [(0,)]),
+        (chain(300, 1), chain(300, 2)),
+        (b"a", b"b"),
+        (zip([1], [2], strict=True), zip([1], [3], strict=True)),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_values_that_differ_have_other_fingerprints(one: Any, other: Any) -> None:
+    assert fingerprint(one) != fingerprint(other)

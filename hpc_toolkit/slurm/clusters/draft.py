@@ -44,6 +44,8 @@ _ASK_NETWORK = """
 # NCCL_SOCKET_IFNAME = "ib0"
 """
 _LINE = 100
+_DOWN = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"}
+"""States of nodes that run no new jobs; nodes that Slurm powers up for a job are others."""
 _NO_ACCOUNTING = "accounting_storage/none"
 
 
@@ -115,7 +117,9 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
         numbers = Counter(kind for _, kind in own)
         default, preempted = record.get("Default") == "YES", record.get("PreemptMode", "OFF")
         remarks = ["the default partition"] if default else []
-        down = sum(1 for node, _ in own if re.search("DOWN|DRAIN|FAIL", node.get("State", "")))
+        down = sum(
+            1 for node, _ in own if _DOWN & set(re.findall("[A-Z_]+", node.get("State", "")))
+        )
         if down:
             remarks.append(f"{down} of {len(own)} nodes are down or drained now")
         if preempted != "OFF":

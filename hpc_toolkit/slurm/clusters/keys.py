@@ -139,7 +139,7 @@ identify = Table(
 )
 
 
-_GRES = r"[A-Za-z0-9_][\w.-]*(:[\w.-]+)*(,[A-Za-z0-9_][\w.-]*(:[\w.-]+)*)*"
+_GRES = r"[A-Za-z0-9_][\w.-]*(:[\w.+-]+)*(,[A-Za-z0-9_][\w.-]*(:[\w.+-]+)*)*"
 
 
 def _resources(value: object, where: str, before: str = "") -> list[tuple[str, str, int]]:

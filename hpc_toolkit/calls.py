@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 200
 _LARGE = 1 << 20
-"""Bytes of a pickled function from which its user is told to pass data as arguments."""
+"""Bytes of a pickled function from which a note advises to pass data as arguments."""
 _SAME, _LARGE_INT = frozenset((str, bool, type(None))), 1 << 63
 _MOST_TYPES = 1000
 """Most typed places of one argument; with more, a pickle of it takes less room."""

@@ -223,7 +223,7 @@ def equipped(site: Cluster, needs: Needs) -> Cluster:
 
 
 def with_gpus(site: Cluster, number: int | None) -> Cluster:
-    """Return the site with the kinds of nodes that have so many GPUs, else with the most GPUs.
+    """Return the site with the kinds of nodes that have ``number`` GPUs, else the most GPUs.
 
     Only complete GPUs count. Without a number it gets its first kind with GPUs. A site without
     ``kinds`` is returned as it is.

@@ -17,7 +17,7 @@ _SLICE = re.compile(r"\d+g\.?\d+gb|\.\d$|(^|[-_.])(mig|vgpu)", re.IGNORECASE)
 """Names of parts of a GPU: ``a100_3g.20gb``, ``1g.10gb``, ``l40s.4``, ``h100-mig``."""
 _FEATURE = r"[A-Za-z0-9_.:=-]+"
 _FEATURE_SETS = 4
-"""Most sets of features by which nodes of equal resources are told apart."""
+"""Most sets of features that make kinds of their own of nodes with equal resources."""
 _TRUE, _FALSE = "\x01", "\x00"
 
 

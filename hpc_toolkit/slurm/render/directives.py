@@ -281,7 +281,7 @@ def _check_array(full: ScriptSpec, site: Cluster) -> None:
 
 
 def check_number(jobs: int, spec: ScriptSpec, cluster: Cluster) -> None:
-    """Raise RenderError if a user may not have so many jobs submitted at a time."""
+    """Raise RenderError if these are more jobs than a user may have submitted at a time."""
     limits = {"max_submit_jobs": cluster.max_submit_jobs}
     for qos in cluster.qos:
         if qos.name == (spec.qos or cluster.default_qos):

@@ -46,16 +46,18 @@ _decode = decoder(parse_float=read_float).decode
 
 def parse_items(lines: Iterable[bytes], *, source: str) -> Iterator[Item]:
     """Parse JSON lines; blank lines are skipped. An ItemsError names the line."""
-    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    for some in batches(numbered):
+    first = 1
+    for some in batches(lines):
         try:
-            items = decode_each([line for _, line in some], _decode)
+            items = decode_each(some, _decode)
         except (ValueError, RecursionError):
             items = []
-        if len(items) == len(some) and all(isinstance(item, dict) for item in items):
+        if items and {dict}.issuperset(map(type, items)):
             yield from items
         else:
-            yield from (_parse_item(line, f"{source}, line {number}") for number, line in some)
+            numbered = ((number, line) for number, line in enumerate(some, first) if line.strip())
+            yield from (_parse_item(line, f"{source}, line {number}") for number, line in numbered)
+        first += len(some)
 
 
 def _parse_item(line: bytes, where: str) -> Item:

@@ -1,4 +1,4 @@
-"""Commands that write or check results: gather, snapshot."""
+"""Commands that write or check results: gather, snapshot, export."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ PANELS: Panels = {
 
 def register(app: Commands) -> None:
     app.add(gather, PANELS, panel=LIST)
-    app.add(snapshot, panel=LIST, hidden=True)
+    for command in (snapshot, export):
+        app.add(command, panel=LIST, hidden=True)
 
 
 def gather(run: RunArgument = None, **given: Any) -> None:
@@ -307,3 +308,34 @@ def snapshot(
     counts = taken.counts
     text = f"{counts['done']} of {counts['items']} items are done in {out}"
     _show_written([out], counts, text, as_json=as_json)
+
+
+def export(
+    run: RunArgument = None,
+    *,
+    to: Annotated[str, value("TRACKER", "mlflow, wandb, tensorboard or trackio.")],
+    into: Annotated[
+        str | None, value("DIR|URI", "Directory to write to, or MLflow's tracking URI.")
+    ] = None,
+    project: Annotated[
+        str | None, value("NAME", "Name of the project there. [default: the run's name]")
+    ] = None,
+    as_json: Annotated[bool, switch("--json", "Print the counts as JSON.")] = False,
+) -> None:
+    """Write each finished item to a tracker such as MLflow, as a run of its own.
+
+    Items that the tracker has already are left alone: type the same command again to add what has
+    finished since. Nothing is uploaded, except by MLflow to the server of its URI.
+
+    Examples:
+        hpctk export runs/eval --to mlflow --into sqlite:///mlflow.db
+        hpctk export runs/eval --to wandb && wandb sync wandb/offline-run-*
+    """
+    from hpc_toolkit.tracking import export as export_run
+
+    opened = open_run(run)
+    # What trackers print on the way belongs to stderr.
+    with _stdout_on_stderr():
+        new, had = export_run(opened, to, into, project)
+    text = f"{counted(new, 'run')} added, {had} were there"
+    show({"added": new, "known": had}, [text], as_json=as_json)

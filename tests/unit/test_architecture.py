@@ -29,7 +29,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
     *("results", "report", "campaign", "planning", "run", "calls", "futures"),
-    *("submit", "doctor", "engines", "notebook", "training", "cli", "__main__"),
+    *("submit", "doctor", "engines", "notebook", "training", "tracking", "cli", "__main__"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.

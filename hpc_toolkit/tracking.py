@@ -214,12 +214,12 @@ class MLflow(Tracker):
         self._param, self._metric = entities.Param, entities.Metric
         self._client = importlib.import_module("mlflow.tracking").MlflowClient(self.where)
         found = self._client.get_experiment_by_name(project)
-        self._experiment = found.experiment_id if found else self._client.create_experiment(project)
+        self._folder = found.experiment_id if found else self._client.create_experiment(project)
 
     def known(self) -> set[str]:
         found, token = set(), None
         while True:
-            page = self._client.search_runs([self._experiment], page_token=token)
+            page = self._client.search_runs([self._folder], page_token=token)
             for one in page:
                 if one.info.status in ("FINISHED", "FAILED"):
                     found.add(one.data.tags.get("hpctk.id", ""))
@@ -233,7 +233,7 @@ class MLflow(Tracker):
         tags = {**run.tags, "hpctk.id": run.id}
         begin, end = round(run.begin * 1000), round(run.end * 1000)
         named = {self._name(key): value for key, value in tags.items()}
-        made = self._client.create_run(self._experiment, begin, named, run.id).info.run_id
+        made = self._client.create_run(self._folder, begin, named, run.id).info.run_id
         params = [self._param(self._name(key), str(one)) for key, one in run.params.items()]
         metrics = [
             self._metric(self._name(key), one, end, step)
@@ -334,7 +334,7 @@ class TensorBoard(Tracker):
         replace_file(directory / f"events.out.tfevents.{run.end:.0f}.hpctk", [buffer.getvalue()])
 
     def _about(self, run: Tracked) -> Iterator[Any]:
-        """What the hyperparameters' dashboard reads: a session's start and its end."""
+        """what the dashboard of hyperparameters reads."""
         kinds = self._hparams
         start = kinds.SessionStartInfo(group_name=run.id, start_time_secs=run.begin)
         for key, one in run.params.items():

@@ -371,7 +371,8 @@ _AWAY = [
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("seconds", _AWAY)
-@pytest.mark.parametrize("hangs", [False, True])
+# The next test has it end instead.
+@pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_controller_that_is_away_makes_no_job_twice_and_loses_none(
     own_lab: LabUnderTest, tmp_path: Path, seconds: float, *, hangs: bool
 ) -> None:

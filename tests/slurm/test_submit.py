@@ -491,6 +491,7 @@ def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
     assert f"  job {job:<9} unknown (squeue" in text
 
 
+@pytest.mark.soak  # test_slurm_records.py reads such accounts
 @pytest.mark.slow
 def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
     lab_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

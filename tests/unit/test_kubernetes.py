@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -170,18 +169,3 @@ def test_the_first_lines_say_how_to_render_it_again(name: str) -> None:
 
 
 # --- what there is already ---
-
-
-def test_a_fresh_manifest_is_up_to_date_and_checked_beside_scripts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, text in rendered().items():
-        Path("slurm").mkdir(exist_ok=True)
-        Path("slurm", name).write_text(text)
-    Path("slurm/theirs.yaml").write_text("a: 1\n")
-
-    result = call("--check")
-
-    lines = [f"slurm/{name}: up to date\n" for name in sorted(REQUESTS)]
-    assert (result.exit_code, result.stdout) == (0, "".join(lines))

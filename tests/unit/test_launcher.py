@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,6 @@ from hpc_toolkit.training.launch.ranks import (
     _Terminal,
     cpus_near_gpu,
     make_next,
-    streams_of,
 )
 from hpc_toolkit.training.launch.rendezvous import Place
 from tests.integration.realrun import wait_until
@@ -228,16 +226,6 @@ def test_a_step_with_a_task_a_node_meets_in_the_run_directory() -> None:
     assert plan.log_dir == Path("R/logs/12.0.0")
 
 
-def test_nodes_meet_where_the_user_says() -> None:
-    at = plan_of(nnodes=2, node_rank=1, master_addr="n1")
-    here = plan_of(nnodes=2, master_port=1234)
-    named = plan_of(None, "R", nnodes=2, rdzv_id="first/../..")
-
-    assert (at.meeting, at.host, at.port, at.node_rank) == ("address", "n1", 29500, 1)
-    assert (here.meeting, here.host, here.port) == ("address", "127.0.0.1", 1234)
-    assert (named.meeting, named.launch) == ("directory", "first_.._..")
-
-
 def translated(run_dir: str | None = None, **options: Any) -> Plan:
     checked = check_request(Request(script=__file__, options=options)).options
     return plan_of(None, run_dir, **checked)
@@ -259,13 +247,6 @@ def test_an_endpoint_of_torchrun_is_the_address_of_node_0(
     plan = translated(**{"nnodes": "2", "rdzv_backend": "c10d", **options})
 
     assert (plan.meeting, plan.host, plan.port) == found
-
-
-@pytest.mark.parametrize("name", INSTEAD)
-def test_an_option_that_only_torchrun_has_is_refused_with_what_to_write(name: str) -> None:
-    with pytest.raises(ConfigError, match="no such option of torchrun") as caught:
-        translated(**{name: "x"})
-    assert re.match("write --|leave it out: ", caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -291,31 +272,6 @@ def test_an_option_that_only_torchrun_has_is_refused_with_what_to_write(name: st
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         translated(**options)
-
-
-def test_output_goes_to_files_and_here_unless_somebody_says_where() -> None:
-    def streams(local: int = 0, **options: Any) -> tuple[int, int]:
-        plan = plan_of(**options)
-        return streams_of(plan.tee, local), streams_of(plan.redirects, local)
-
-    assert streams() == (3, 0)
-    assert streams(tee="1") == (1, 0)
-    assert streams(redirects="3") == (0, 3)
-    by_rank = [streams(local, tee="0:3,11:2", redirects="1:1") for local in (0, 1, 11)]
-    assert by_rank == [(3, 0), (0, 1), (2, 0)]
-    assert plan_of(local_ranks_filter="0, 2").shown == (0, 2)
-
-
-def test_inside_a_step_slurm_says_where_this_is() -> None:
-    step = Step.from_environ(SRUN)
-
-    assert plan_of(step, "R", nnodes=2, node_rank=1).nodes == 2
-    with pytest.raises(ConfigError, match="--nnodes is 3, and Slurm says 2"):
-        plan_of(step, "R", nnodes=3)
-    with pytest.raises(ConfigError, match="--node-rank is 0, and Slurm says 1"):
-        plan_of(step, "R", node_rank=0)
-    with pytest.raises(ConfigError, match="2 nodes need a shared directory"):
-        plan_of(step)
 
 
 def test_ranks_share_the_cpus_and_learn_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:

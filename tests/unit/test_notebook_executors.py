@@ -220,23 +220,3 @@ def test_a_job_does_not_inherit_the_job_around_the_notebook(
     assert kept.items() <= sent.items()
     assert dict(os.environ) == before
     assert "overrides" not in capfd.readouterr().err
-
-
-def test_a_variable_that_overrides_the_script_is_named_and_none_names_the_job(
-    sbatch: KeptJobs,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """The name of a job of the run is noted, and compared before a cancel."""
-    monkeypatch.setenv("SBATCH_ACCOUNT", "aip-x")
-    monkeypatch.setenv("SBATCH_JOB_NAME", "other")
-
-    notebook.executor(SITE, folder=folder, job_name="mine").submit(int, 1)
-
-    said = capfd.readouterr().err
-    assert "warning: SBATCH_ACCOUNT in the environment overrides" in said
-    assert "SBATCH_JOB_NAME" not in said
-    assert sbatch.environ()["SBATCH_ACCOUNT"] == "aip-x"
-    assert "SBATCH_JOB_NAME" not in sbatch.environ()
-    assert sbatch.options()[0]["job-name"] == "mine"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -200,12 +198,3 @@ def test_a_size_is_chosen_alone_and_for_a_list(
 
     assert isinstance(error, ConfigError), repr(error)
     assert message in error.message
-
-
-def test_without_measured_durations_numpy_is_not_loaded() -> None:
-    """It would take longer than everything else that 'hpctk submit' does."""
-    code = "import sys, hpc_toolkit.submit.outlook; print('numpy' in sys.modules)"
-
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert ended.stdout == "False\n"

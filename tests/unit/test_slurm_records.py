@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -24,7 +22,7 @@ from hpc_toolkit.slurm.records import (
     parse_sacct,
     parse_squeue,
 )
-from hpc_toolkit.slurm.sbatch import Accepted, sbatch, sbatch_argv
+from hpc_toolkit.slurm.sbatch import sbatch, sbatch_argv
 from tests.fakeslurm import Programs, squeue_line
 from tests.integration.realrun import lives, wait_until
 
@@ -252,13 +250,6 @@ def test_an_accounting_that_fails_is_not_one_that_knows_nothing(programs: Progra
     assert reason.startswith("the queue does not know it, and sacct: sacct: error: Problem talking")
 
 
-def test_a_question_without_time_left_is_not_an_answer(programs: Programs) -> None:
-    programs.answer("squeue", PENDING)
-
-    assert slurm.job_states(["7"], timeout_s=0.0)["7"].reason == "no time was left to ask Slurm"
-    assert programs.calls("squeue") == []
-
-
 def test_the_accounting_is_searched_from_the_submission_or_a_month_back(
     programs: Programs,
 ) -> None:
@@ -290,17 +281,6 @@ def test_a_slurm_that_hangs_costs_the_time_given_and_no_more(programs: Programs)
     wait_until(lambda: not lives(child), "the wrapper's child to end")
 
 
-def test_what_a_wrapper_leaves_behind_does_not_delay_an_answer(programs: Programs) -> None:
-    programs.add("sbatch", "sleep 3600 & echo $! > $0.child; echo 7")
-
-    accepted = sbatch(sbatch_argv(programs.root / "x.sbatch"), "")
-
-    child = int((programs.root / "sbatch.child").read_text())
-    assert accepted.job == "7"
-    assert lives(child), "it may be wanted"
-    os.kill(child, signal.SIGKILL)
-
-
 def test_thousands_of_jobs_are_asked_for_and_cancelled_in_pieces(programs: Programs) -> None:
     programs.answer("squeue", squeue_line(JobID="9", ArrayJobID="7", JobArrayID="7_2500"))
     programs.answer("scancel", "")
@@ -329,20 +309,6 @@ def test_the_users_own_columns_and_language_do_not_reach_the_programs(
     assert {"LC_ALL=C", "SLURM_TIME_FORMAT=%s", "SLURM_CONF=/etc/other.conf"} <= set(
         said.splitlines()
     )
-
-
-def test_a_job_gets_neither_the_locale_nor_the_times_in_which_slurm_is_asked(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    monkeypatch.delenv("SLURM_TIME_FORMAT", raising=False)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    programs.add("sbatch", f"env > {tmp_path}/env; echo 5")
-
-    assert sbatch(sbatch_argv(tmp_path / "x.sbatch"), "") == Accepted("5", "")
-    said = (tmp_path / "env").read_text().splitlines()
-    assert "LC_ALL=de_DE.UTF-8" in said
-    assert not [line for line in said if line.startswith("SLURM_TIME_FORMAT")]
 
 
 BUSY = (

@@ -132,19 +132,6 @@ def test_a_campaign_whose_template_was_forgotten_is_refused(programs: Programs) 
     assert programs.calls("sbatch") == []
 
 
-def test_the_template_of_campaigns_is_refused_for_a_list_of_items(
-    run: ToyRun, programs: Programs
-) -> None:
-    assert "runs/a is a list of items" in refused("campaign", "--run", "runs/a").message
-
-    script = Path("other.sbatch")
-    spec = ScriptSpec(python="/usr/bin/python3")
-    script.write_text(render_script(spec, load_cluster("generic"), "campaign"))
-    assert "is a list of items" in refused(str(script), "--run", "runs/a").message
-
-    assert programs.calls("sbatch") == []
-
-
 def test_a_chain_is_jobs_that_wait_for_each_other(run: ToyRun, programs: Programs) -> None:
     assert call("--jobs", "3", "--dependency", "afterany").stdout == "101\n102\n103\n"
 

@@ -208,24 +208,6 @@ def test_elements_of_an_array_are_summed_up(toy: ToyRun, programs: Programs) -> 
     ]
 
 
-def test_an_array_of_many_started_elements_is_asked_for_as_a_whole(
-    toy: ToyRun, programs: Programs
-) -> None:
-    lines = [
-        pending_line(str(raw), ArrayJobID="700", JobArrayID=f"700_{raw - 701}", State="RUNNING")
-        for raw in range(701, 761)
-    ]
-    programs.answer("squeue", "\n".join(lines))
-    record_job(toy.paths, replace(JOB, job="700", array="0-59"))
-    for raw in range(701, 761):
-        toy.worker(f"w{raw}", job=str(raw), started=200.0)
-
-    (record,) = JobStates(toy.paths).read()
-
-    assert (record.id, record.elements) == ("700", (("RUNNING", 60),))
-    assert [line.split()[-1] for line in programs.calls("squeue")] == ["--jobs=700"]
-
-
 @pytest.mark.parametrize(
     ("cells", "log", "told"),
     [
@@ -307,17 +289,6 @@ def test_a_log_is_found_by_the_pattern_of_its_job(toy: ToyRun, tmp_path: Path) -
     assert log_files(toy.paths, "7") == [log]
     result = call("logs", str(toy.root), "--job", "7")
     assert (result.stdout, result.stderr) == ("hello\n", f"--- {log}\n")
-
-
-def test_logs_of_an_array_are_its_elements(toy: ToyRun, tmp_path: Path) -> None:
-    for element in (1, 2, 12):
-        (tmp_path / f"x-7_{element}.out").write_text(str(element))
-    (tmp_path / "x-8_1.out").write_text("another")
-    array = replace(JOB, name="x", array="1-12", cwd=str(tmp_path), log="%x-%A_%a.out")
-    record_job(toy.paths, array)
-
-    assert len(log_files(toy.paths, "7")) == 3
-    assert [path.read_text() for path in log_files(toy.paths, "7_2")] == ["2"]
 
 
 def test_cancel_takes_the_runs_jobs_in_the_queue_and_no_others(

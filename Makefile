@@ -41,7 +41,7 @@ test: lint
 SMALL = not soak and not alone
 SLOWER = --ignore=tests/unit --ignore=tests/model
 test-files:
-	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 2 --dist worksteal --durations=10
+	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 3 --dist worksteal --durations=10
 test-fuse:
 	$(PYTEST) tests/sharedfs -m "not nfs and $(SMALL)" --durations=10
 test-nfs:

@@ -78,7 +78,7 @@ DIRECT = Probes(limit_s=None)
 
 
 def host_part(worker: str) -> str:
-    """The host in a worker's name: the name without process id and random suffix."""
+    """The host as a worker's file name has it; its real name is ``view.presence(worker).host``."""
     return worker.rpartition("-")[0].rpartition("-")[0]
 
 

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
+WARNING = signal.SIGUSR1
+"""Slurm's warning that the time limit is near; a script requests it (SIGNALLED) and traps it."""
+WARNINGS = (WARNING, signal.SIGUSR2)
+"""Signals by which Slurm or a user may warn a program."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -23,7 +23,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.gpus import GpuReader
 from hpc_toolkit.system.installation import how_to_add
-from hpc_toolkit.system.processes import die_with_parent, kill_group, readable
+from hpc_toolkit.system.processes import WARNINGS, die_with_parent, kill_group, readable
 from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _sample(path: Path, interval_s: float, ends: int, parent: int) -> None:
         os.setpgid(0, 0)
         die_with_parent()
         # The parent ends this process; Slurm's signals to every process of a step are for ranks.
-        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for sig in (signal.SIGTERM, signal.SIGINT, *WARNINGS):
             signal.signal(sig, signal.SIG_IGN)
         if os.getppid() == parent:
             sampler = Sampler(pid=parent)

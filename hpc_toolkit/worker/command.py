@@ -15,12 +15,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import (
-    CommandInterruptedError,
-    PermanentError,
-    WorkloadError,
-)
-from hpc_toolkit.system.processes import describe_exit, die_with_parent, readable
+from hpc_toolkit.errors import CommandInterruptedError, PermanentError, WorkloadError
+from hpc_toolkit.system.processes import WARNINGS, describe_exit, die_with_parent, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,7 +27,7 @@ _LONGEST_LINE = 64 << 20
 _LONGEST_WORD = (128 << 10) - 1
 """Bytes of the longest argument or variable that Linux passes to a program (execve(2))."""
 _FROM_FILE = "read the item from the JSON file $HPCTK_ITEM_FILE"
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
 _SIGNALS_APART_S = 2.0
 """Seconds until all processes of a step have a signal: Slurm signals one after the other."""
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.system.processes import (
+    WARNINGS,
     adopt_orphans,
     descendants,
     describe_exit,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.rundir.layout import StageSpec
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
 
 _PID, _STATUS = 4, 8
 """Offsets in the shared memory; its first byte belongs to the executor."""

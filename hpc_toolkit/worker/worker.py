@@ -25,7 +25,7 @@ from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.imports import open_streams
-from hpc_toolkit.system.processes import readable
+from hpc_toolkit.system.processes import WARNING, readable
 from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker.code import executed
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 EXIT_COMPLETE = 0
 
-DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, WARNING)
 """Signals that ask a worker to finish its item and exit."""
 
 _HOLD_POLL_S = 0.2
@@ -169,8 +169,8 @@ class Worker:
     def _on_signal(self, number: int, _frame: object) -> None:
         self._signals += 1
         grace_s = self._options.grace_s
-        if number == signal.SIGUSR1 and self._drain.deadline is not None:
-            # SIGUSR1 warns minutes before the deadline: the running item has until then.
+        if number == WARNING and self._drain.deadline is not None:
+            # It comes minutes before the deadline: the running item has until then.
             grace_s = max(grace_s, self._drain.deadline - self._clock.monotonic())
         if self._signals > 1 and number == signal.SIGINT:
             grace_s = 0.0

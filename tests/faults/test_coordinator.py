@@ -40,7 +40,7 @@ def table_of(root: Path) -> list[tuple[object, ...]]:
 
 
 def test_a_coordinator_that_is_cut_goes_on_with_the_same_sequence(fast_dir: Path) -> None:
-    check_coordinator(fast_dir, 5 * EVERY)
+    check_coordinator(fast_dir, 10 * EVERY)
 
 
 @pytest.mark.soak

@@ -105,6 +105,10 @@ def blurred(text: str) -> str:
 LONG = {
     *("docs/how-to/scaling.md", "docs/how-to/launch.md", "docs/tutorials/training.md"),
     *("docs/how-to/representations.md", "docs/gallery.md", "docs/how-to/iterated-benchmarks.md"),
+    # The README.md of its two examples runs the same commands.
+    "docs/tutorials/laptop.md",
+    # test_train_example.py and test_notebook.py run such a training and such a notebook.
+    *("examples/new/training/README.md", "examples/new/notebook/README.md"),
 }
 """Documents whose commands take tens of seconds, and have tests of their own besides."""
 

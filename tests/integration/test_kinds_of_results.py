@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,39 +70,37 @@ WAYS = {
     "map": _with_map,
     "executor": _with_executor,
 }
+# A class differs from a function only in how it is called, which test_work.py covers.
+EACH = [pytest.param(way, marks=[pytest.mark.soak] * (way == "class")) for way in WAYS]
 
 
-class Made(NamedTuple):
-    """A run whose results have every kind, and its rows by kind, not restored."""
-
-    run: Run
-    rows: dict[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="module", params=WAYS)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp(request.param))
-        patch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
-        WAYS[request.param]()
-        run = Run.open(Path("run").absolute())
-        rows = [(row["item"], row) for row in run.table()]
-        return Made(run, {(item.get("kind") or item["args"][0]): row for item, row in rows})
-
-
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("way", EACH)
 def test_a_result_of_any_kind_is_done_at_once_and_comes_back(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
+    """One run has every kind: its processes import torch, pandas and polars once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
     monkeypatch.syspath_prepend(HERE)
     kinds = import_module("kinds_of_results")  # by the name that workers have for it
-    kind: Kind = kinds.KINDS[name]
-    row = made.rows[name]
+    WAYS[way]()
+    run = Run.open(tmp_path / "run")
+    rows = {(row["item"].get("kind") or row["item"]["args"][0]): row for row in run.table()}
 
+    for name, kind in kinds.KINDS.items():
+        try:
+            _comes_back(rows[name], kind, tmp_path, run)
+            assert kinds.same(run.values.restored(deepcopy(rows[name]))["value"], kind.make())
+        except AssertionError as error:
+            error.add_note(f"kind of result: {name}")
+            raise
+    _has_failed_by_its_name(rows[NOT_STORED], run)
+
+
+def _comes_back(row: dict[str, Any], kind: Kind, home: Path, run: Run) -> None:
     assert (row["state"], row["attempts"], row["error"]) == ("done", 1, None)
     _is_shown(row["value"], kind.json)
-    _is_written(row, kind, tmp_path, made.run)
-    assert kinds.same(made.run.values.restored(deepcopy(row))["value"], kind.make())
+    _is_written(row, kind, home, run)
 
 
 def _is_shown(found: Any, wanted: Any) -> None:
@@ -133,15 +131,13 @@ def _is_written(row: dict[str, Any], kind: Kind, home: Path, run: Run) -> None:
     assert str(found.field(columns[0]).type) == kind.parquet
 
 
-def test_an_object_that_cannot_be_stored_fails_at_once_by_its_name(made: Made) -> None:
-    row = made.rows[NOT_STORED]
-
+def _has_failed_by_its_name(row: dict[str, Any], run: Run) -> None:
     assert (row["state"], row["attempts"], row["value"]) == ("failed", 1, None)
     assert row["error"].startswith("value.model['lock'] is a lock, which cannot be stored: ")
-    journal = made.run.paths.journal(row["worker"]).read_text().splitlines()
+    journal = run.paths.journal(row["worker"]).read_text().splitlines()
     line = next(record for record in map(json.loads, journal) if record["type"] == "permanent")
     start, end = line["log"]
-    printed = made.run.paths.worker_log(row["worker"]).read_bytes()[start:end].decode()
+    printed = run.paths.worker_log(row["worker"]).read_bytes()[start:end].decode()
     assert f"makes {NOT_STORED}" in printed
 
 

@@ -108,8 +108,6 @@ def test_whichever_pod_of_a_training_is_lost_all_ranks_start_again(tmp_path: Pat
         wait_for("0 1", "1 1")
         job.lose(0)
         wait_for("0 0", "1 0")
-        job.evict(1)
-        wait_for("0 0", "1 0")
         (tmp_path / "go").touch()
         outcome = job.run()
 
@@ -117,12 +115,13 @@ def test_whichever_pod_of_a_training_is_lost_all_ranks_start_again(tmp_path: Pat
     codes = [code for _, code, _ in job.ended]
     assert codes[0] == 137
     assert sorted(codes[1:3]) == [75, 137]
-    assert codes[3:] == [143, 143, 0, 0]
+    assert codes[3:] == [0, 0]
 
 
 MEASURED = "--model decoder-1x64 --batch-size 2 --seq-length 8 --max-steps 2 --warmup 0 --repeats 1"
 
 
+@pytest.mark.soak  # test_scaling.py measures, and unit/test_kubernetes.py has the manifest
 @pytest.mark.slow
 @pytest.mark.torch
 def test_the_log_of_the_first_pod_of_a_measurement_has_the_table_and_the_records(

@@ -281,6 +281,7 @@ def test_children_of_ranks_are_ended_whatever_their_session_and_parent(
     assert [pid for pid in children if lives(pid)] == []
 
 
+@pytest.mark.soak  # unit/test_launcher.py has the variables, this compares with torchrun itself
 def test_a_rank_finds_the_variables_and_the_error_file_of_torchrun(
     hpctk: Hpctk, tmp_path: Path
 ) -> None:

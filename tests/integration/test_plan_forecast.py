@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.integration.realrun import Hpctk
 
 
+@pytest.mark.soak  # unit/test_plan_run.py compares a plan with what came
 @pytest.mark.slow
 def test_a_plan_of_a_run_that_works_is_kept_and_compared_with_what_came(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(60, 0.4)

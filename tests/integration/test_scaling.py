@@ -93,6 +93,7 @@ def test_numbers_of_a_record_fit_each_other(measured: Path) -> None:
             assert exchange["expected_s"] == pytest.approx(expected)
 
 
+@pytest.mark.soak  # test_scaling_own.py resumes a run, and test_train_ddp.py is told to leave
 def test_a_run_that_is_told_to_leave_keeps_what_it_has_and_a_resumed_one_adds_the_rest(
     tmp_path: Path,
 ) -> None:
@@ -128,6 +129,7 @@ def test_the_page_of_a_run_compares_each_value(measured: Path) -> None:
         assert one["rows"][1]["all_reduce_s"] > 0
 
 
+@pytest.mark.soak  # importing peft takes 15 s of a core
 def test_adapters_are_all_that_is_trained_and_exchanged(tmp_path: Path) -> None:
     words = ("--world-sizes", "2", "--repeats", "1", "--lora-rank", "2", "--loader-workers", "1")
 

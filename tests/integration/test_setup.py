@@ -65,7 +65,7 @@ def set_up(folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "starts"),
-    [("größe-日本 & '%d';", True), ("$HOME", True), ('it\'s "quoted"', False)],
+    [("größe-日本&'%d';$HOME", True), ('it\'s "quoted"', False)],
 )
 def test_setup_installs_in_a_path_of_any_letters(tmp_path: Path, name: str, starts: bool) -> None:
     folder = tmp_path / name

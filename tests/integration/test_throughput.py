@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -29,6 +31,7 @@ def test_the_benchmark_measures_ours_and_others_in_one_table(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.soak  # it tests a benchmark; test_dispatch_benchmark.py tests its parts
 def test_the_benchmark_of_sizes_compares_lists_and_pools_and_storms_through_the_longest(
     tmp_path: Path,
 ) -> None:

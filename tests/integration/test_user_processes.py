@@ -216,7 +216,7 @@ def started_more(hpctk: Hpctk, least: int) -> bool:
 @pytest.mark.parametrize(
     ("count", "kills"),
     [
-        pytest.param(40, 4, marks=pytest.mark.slow),
+        pytest.param(20, 2, marks=pytest.mark.slow),
         pytest.param(1000, 60, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
     ],
 )

@@ -50,6 +50,7 @@ def test_a_list_is_complete_after_failures_and_a_kill(shell: Shell) -> None:
     assert "#SBATCH --ntasks-per-node=1" in printed
 
 
+@pytest.mark.soak  # unit/test_campaign_arms.py extends searches, test_campaign.py runs them
 def test_a_search_is_rehearsed_run_and_extended_by_a_task(shell: Shell) -> None:
     small = {"STEPS": "0,16000:143000:16000", "BUDGET": 24, "NODES": 2, "GPUS": 1}
 

@@ -243,12 +243,13 @@ def test_workload_that_yields_too_few_results_fails_the_items_without(
 ) -> None:
     options = {"more": -1} if workload == "Miscounting" else {}
     run = hpctk.make(
-        [{"g": 1}] * 200,
+        [{"g": 1}] * 8,
         f"sample_workloads:{workload}",
         group_by="g",
         max_attempts=1,
         max_failures="100%",
         options=options,
+        items_per_claim=4,
     )
 
     assert hpctk("work", "run").code == 0
@@ -260,9 +261,8 @@ def test_workload_that_yields_too_few_results_fails_the_items_without(
 
 
 def test_workload_that_yields_too_many_results_gives_each_item_one(hpctk: Hpctk) -> None:
-    run = hpctk.make(
-        [{"g": 1}] * 200, "sample_workloads:Miscounting", group_by="g", options={"more": 2}
-    )
+    more = {"group_by": "g", "options": {"more": 2}, "items_per_claim": 4}
+    run = hpctk.make([{"g": 1}] * 8, "sample_workloads:Miscounting", **more)
 
     assert hpctk("work", "run").code == 0
 

@@ -27,6 +27,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda name: runpy.run_path(str(BENCHMARKS / f"{name}.py"))
 
 
+@pytest.mark.soak  # test_workloads_onepass.py compares the values
 def test_one_pass_has_the_values_of_the_cut_off_models_with_fewer_loads(
     script: Any, tmp_path: Path
 ) -> None:

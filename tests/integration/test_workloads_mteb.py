@@ -277,6 +277,7 @@ sys.addaudithook(refuse)
 """
 
 
+@pytest.mark.soak  # the other tests here score the same tasks without a campaign
 def test_campaign_scores_an_own_task_on_a_trained_checkpoint_without_a_network(
     hpctk: Hpctk, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ SMALL = {
     "a reply to an ask is lost": World(budget=1, evils={"lost": 1, "crash": 1}),
     "an ask is seen before its payload": World(budget=1, evils={"late": 1}),
     "a retry is in the way": World(budget=1, evils={"retry": 1}),
-    "an item has two results": World(coordinators=1, evils={"twice": 1, "crash": 1}),
+    "an item has two results": World(coordinators=1, budget=1, evils={"twice": 1, "crash": 1}),
     "all other arms follow": World(
         checkpoints=1, coordinators=1, budget=1, exhaustive=True, evils={"crash": 1}
     ),
@@ -89,7 +89,7 @@ def test_r14_in_every_state_of_a_larger_campaign_each_ask_is_made_once(name: str
 
 
 TWO = SMALL["two coordinators"]
-AGAIN = SMALL["an item has two results"]
+AGAIN = World(coordinators=1, evils={"twice": 1, "crash": 1})
 FROM_RESULTS = """self._follower.look(self._stage, [])
         for tell in decision.tells:
             rows = [

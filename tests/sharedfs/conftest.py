@@ -50,11 +50,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line)
 
 
-def _missing(kinds: Kinds, device: str) -> str:
-    """Why there can be no such filesystems here; "" if there can."""
-    wanted = {*PROGRAMS, *(program for kind in kinds for program in kind.programs)}
-    missing = [one for one in sorted(wanted) if shutil.which(one, path=search_path()) is None]
-    if missing:
+def _missing(*programs: str) -> list[str]:
+    """Those of the programs that are not installed."""
+    return [one for one in programs if shutil.which(one, path=search_path()) is None]
+
+
+def _impossible(device: str) -> str:
+    """Why there can be no shared filesystems here; "" if there can."""
+    if missing := _missing(*PROGRAMS):
         return f"{', '.join(missing)} missing: run .ci/system"
     if not Path(device).exists():
         return f"there is no {device}"
@@ -62,10 +65,12 @@ def _missing(kinds: Kinds, device: str) -> str:
 
 
 def _mounted(kinds: Kinds, device: str, directory: Path) -> Iterator[dict[str, Filesystem]]:
-    if why := _missing(kinds, device):
+    if why := _impossible(device):
         pytest.skip(f"no shared filesystems: {why}")
     try:
-        with mounted(directory, kinds) as found:
+        with mounted(
+            directory, tuple(one for one in kinds if not _missing(*one.programs))
+        ) as found:
             yield found
     except NoHostsError as error:
         pytest.skip(str(error))
@@ -103,13 +108,15 @@ def nfs_plays(
 
 @pytest.fixture
 def filesystem(request: pytest.FixtureRequest, name: str) -> Filesystem:
-    """The one of this name, mounted."""
-    found: Filesystem = request.getfixturevalue(_group(name, "nfs", "filesystems"))[name]
+    """The one of this name, mounted; skips the test where its programs are missing."""
+    found: Filesystem | None = request.getfixturevalue(_group(name, "nfs", "filesystems")).get(name)
+    if found is None:
+        pytest.skip(f"programs of {name} are missing: add them to .ci/system and run it")
     return found
 
 
 @pytest.fixture
-def plays(request: pytest.FixtureRequest, name: str) -> Plays:
+def plays(request: pytest.FixtureRequest, filesystem: Filesystem, name: str) -> Plays:
     found: Plays = request.getfixturevalue(_group(name, "nfs_plays", "fuse_plays"))
     return found
 

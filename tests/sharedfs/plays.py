@@ -58,7 +58,7 @@ def is_played(kind: type[Filesystem], scenario: Scenario) -> bool:
 IN_MAKE_TEST: dict[Scenario, tuple[type[Filesystem], ...]] = {
     one_machine: (Bindfs,),  # where two mounts of one machine do not share their locks
     campaign: (GlusterFS,),
-    additions: (CephFS, NFS3Cached),  # the clients that cache most
+    additions: (NFS3Cached,),  # the client that caches most
     kills: (GlusterFS, NFS42),
     takeover: (Bindfs, MooseFS, NFS42),  # with and without locks that reach the other host
     proven_locks: (GlusterFS, MooseFS, CephFS, Bindfs, NFS3, NFS42),  # each has locks of its own
@@ -66,13 +66,19 @@ IN_MAKE_TEST: dict[Scenario, tuple[type[Filesystem], ...]] = {
     server_restart: (GlusterFS, MooseFS),  # users get an error, or wait
     orderly_restart: (CephFS,),
     # Until it has evicted the host, only CephFS would be waited for. NFSv3 frees no lost locks.
-    power_cut: (NFS3, NFS42),
+    power_cut: (NFS3,),
     power_cut_of_proven_locks: (NFS42,),
 }
 """Where a scenario of the small size takes a path of its own; 'make soak' plays it on all."""
 
-_TOGETHER = (one_machine, campaign)
-"""Nothing happens in these; they are played beside each other."""
+_TOGETHER: tuple[tuple[Scenario, ...], ...] = (
+    # These disturb nothing but the processes of their own run.
+    (one_machine, campaign, additions, kills, takeover, proven_locks),
+    # These disturb a host or a server, each that of another filesystem.
+    (partition, server_restart),
+    (power_cut, power_cut_of_proven_locks),
+)
+"""Scenarios of 'make test' that are played beside each other, since they consist of waiting."""
 _EXAMINED_BEFORE = (
     proven_locks,
     partition,
@@ -95,21 +101,30 @@ class Plays:
     ) -> None:
         self._filesystems = filesystems
         self._make_directory = make_directory
-        self._threads = ThreadPoolExecutor(max_workers=3 * len(filesystems))
+        self._threads = ThreadPoolExecutor(max_workers=6 * len(filesystems))
         self._examined: dict[tuple[Size, str], Future[Examined]] = {}
         self._outcomes: dict[tuple[Scenario, Size, str], Future[Outcome]] = {}
 
     def outcome(self, scenario: Scenario, size: Size, name: str) -> Outcome:
         """What a scenario of a size came to on one filesystem."""
         self._examine_all(size)
-        for one in _TOGETHER if scenario in _TOGETHER else (scenario,):
+        for one in self._beside(scenario, size, name):
             for each in self._names(one):
-                early = size is not SMALL or type(self._filesystems[each]) in IN_MAKE_TEST[one]
+                early = size is not SMALL or self._is_early(one, each)
                 asked = (one, each) == (scenario, name)
                 if (asked or early) and (one, size, each) not in self._outcomes:
                     future = self._threads.submit(self._play, one, size, each)
                     self._outcomes[one, size, each] = future
         return self._outcomes[scenario, size, name].result()
+
+    def _is_early(self, scenario: Scenario, name: str) -> bool:
+        return type(self._filesystems[name]) in IN_MAKE_TEST[scenario]
+
+    def _beside(self, scenario: Scenario, size: Size, name: str) -> tuple[Scenario, ...]:
+        """The scenarios that begin with this one: at full size each has the machine to itself."""
+        if size is SMALL and self._is_early(scenario, name):
+            return next((group for group in _TOGETHER if scenario in group), (scenario,))
+        return (scenario,)
 
     def report(self, size: Size, name: str) -> dict[str, Any]:
         """What doctor says of a filesystem."""

@@ -234,13 +234,20 @@ PLACES = (*DIRECTIVES, *BODY, *SITE)
 
 
 @cache
+def outcomes_in(name: str) -> tuple[Outcome, ...]:
+    """Every text in the places of this name."""
+    places = [place for place in PLACES if place.name == name]
+    return tuple(outcome(place, value) for place in places for value in place.values())
+
+
 def outcomes() -> tuple[Outcome, ...]:
     """Every text in every place."""
-    return tuple(outcome(place, value) for place in PLACES for value in place.values())
+    names = dict.fromkeys(place.name for place in PLACES)
+    return tuple(one for name in names for one in outcomes_in(name))
 
 
 def accepted(name: str) -> list[Outcome]:
-    return [one for one in outcomes() if one.place.name == name and one.script is not None]
+    return [one for one in outcomes_in(name) if one.script is not None]
 
 
 def table() -> str:

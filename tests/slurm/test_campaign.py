@@ -68,6 +68,7 @@ def demo(cwd: Path) -> tuple[Path, dict[str, object]]:
     return cwd / "mini-pythia.toml", {"nodes": 2, "ntasks_per_node": 1, "cpus_per_task": 1}
 
 
+@pytest.mark.soak  # test_campaign_job.py warns one, faults/test_coordinator.py compares the arms
 @pytest.mark.parametrize(
     ("make", "least"),
     [

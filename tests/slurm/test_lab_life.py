@@ -318,6 +318,7 @@ def test_of_several_downs_at_once_each_ends_well(small: LabUnderTest) -> None:
     assert not processes_of(small)
 
 
+@pytest.mark.soak  # the next tests have several of each at once
 def test_downs_beside_ups_break_nothing(small: LabUnderTest) -> None:
     started = [hpctk(small, "down") if number % 2 else up(small) for number in range(6)]
     found = [ended(one) for one in started]
@@ -457,6 +458,7 @@ def test_a_lab_whose_up_was_killed_is_cleaned_up_by_the_next_up(
     assert names == ["munged", "slurmctld", "slurmd", "slurmd", "slurmscriptd"]
 
 
+@pytest.mark.soak  # an up that was killed is cleaned up above
 def test_a_process_of_an_earlier_start_finds_no_place_in_the_next(small: LabUnderTest) -> None:
     """What a killed 'up' was just about to start cannot come alive beside the next lab."""
     small.up()
@@ -504,6 +506,7 @@ def test_up_ends_what_it_started_when_a_daemon_fails(
     assert small.lab.status().state == "down"
 
 
+@pytest.mark.soak  # test_lab_config.py and test_lab_roots.py find labs by name
 def test_names_find_labs_and_list_tells_of_each(
     small: LabUnderTest, lab_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

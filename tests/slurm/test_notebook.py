@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import shlex
-import signal
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -104,33 +103,6 @@ def test_a_warned_job_drains_and_starts_again_with_what_is_left(
     lab.wait_for(job, "COMPLETED")
 
 
-def test_an_element_of_an_array_starts_again_alone(lab: LabUnderTest, cwd: Path) -> None:
-    run = sleeping(240, 0.2)
-    jobs = notebook.submit_workers(run, 3, cluster="lab", gpus_per_node=1, array=True, time=10)
-    working(run, 3)
-    last = f"{jobs.jobs[0].job}_2"
-
-    lab.run("scancel", "--batch", "--signal=USR1", last)
-
-    assert jobs.wait()
-    assert_whole(run)
-    assert sorted(one.restart for one in workers_of(run)) == [0, 0, 0, 1]
-
-
-def test_a_job_that_may_not_start_again_ends_with_75(lab: LabUnderTest, cwd: Path) -> None:
-    run = sleeping(200, 0.2)
-    jobs = notebook.submit_workers(run, 2, cluster="lab", requeue=False)
-    (job,) = (job.job for job in jobs.jobs)
-    working(run, 2)
-
-    lab.run("scancel", "--batch", "--signal=USR1", job)
-
-    assert jobs.wait() is False
-    lab.wait_for(job, "FAILED")
-    assert "ExitCode=75:0" in lab.scontrol("show", "job", job)
-    assert run.status().stages["items"].claimed == 0
-
-
 def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
     lab: LabUnderTest, cwd: Path
 ) -> None:
@@ -147,19 +119,6 @@ def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
     status = run.status()
     assert (status.deaths, status.stages["items"].claimed) == (0, 0)
     assert {one.state for one in workers_of(run)} == {FINISHED}
-
-
-def test_the_other_ranks_go_on_when_one_is_killed(lab: LabUnderTest, cwd: Path) -> None:
-    run = sleeping(60, 0.2)
-    jobs = notebook.submit_workers(run, 4, cluster="lab", gpus_per_node=2)
-    victim = working(run, 4)[0]
-
-    os.kill(victim.pid, signal.SIGKILL)
-
-    assert jobs.wait()
-    lab.wait_for(jobs.jobs[0].job, "COMPLETED")
-    assert Run.open(run.root).status().stages["items"].done == 60
-    assert len([one for one in workers_of(run) if one.state == FINISHED]) == 3
 
 
 def test_a_paused_run_ends_its_job_for_good(lab: LabUnderTest, cwd: Path) -> None:

@@ -59,6 +59,7 @@ with process_group() as info:
 """
 
 
+@pytest.mark.soak  # test_scaling_own.py measures one, and the test above by a job
 def test_an_own_training_is_measured_by_jobs_and_compared(
     lab: LabUnderTest, tmp_path: Path
 ) -> None:

@@ -182,6 +182,7 @@ def longest_pauses(found: Measured, workers: set[str]) -> float:
     return max(b - a for times in ended.values() for a, b in pairwise(times))
 
 
+@pytest.mark.soak  # test_lab.py loses a slurmd under work as well
 @pytest.mark.parametrize(
     ("size", "silence_s"),
     [

@@ -371,7 +371,8 @@ _AWAY = [
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("seconds", _AWAY)
-@pytest.mark.parametrize("hangs", [False, True])
+# The next test has it end instead.
+@pytest.mark.parametrize("hangs", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_controller_that_is_away_makes_no_job_twice_and_loses_none(
     own_lab: LabUnderTest, tmp_path: Path, seconds: float, *, hangs: bool
 ) -> None:
@@ -490,6 +491,7 @@ def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
     assert f"  job {job:<9} unknown (squeue" in text
 
 
+@pytest.mark.soak  # test_slurm_records.py reads such accounts
 @pytest.mark.slow
 def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
     lab_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -42,10 +42,11 @@ TRAINING = (
     *("--model", "plain", "--optimizer", "sgd", "--lr", "0.1"),
     *("--precision", "float32", "--checkpoint-every", "5"),
 )
-RANKS = {"nodes": 4, "tasks": 2, "warned": 2, "preempted": 1}
+RANKS = {"nodes": 2, "tasks": 2, "warned": 2, "preempted": 1}
 """Of each training; few, since a process takes seconds of a core to import torch."""
-MORE = ("tasks", "preempted")
-"""Those that only 'make soak' starts: their ranks take a minute of two cores."""
+MORE = ("tasks", "warned", "preempted")
+"""Those that only 'make soak' starts: their ranks take a minute of two cores. In 'make test',
+test_train_ddp.py warns this training, and test_templates.py a job."""
 EACH = [pytest.param(one, marks=[pytest.mark.soak] * (one in MORE)) for one in RANKS]
 TREES = ("xgboost", "lightgbm")
 CORES = len(os.sched_getaffinity(0))
@@ -93,7 +94,7 @@ def trained(
     (site.cwd / "it's").write_text("staged as it is")
     staged = {"stage": ("it's",), "stage_dir": str(site.cwd / "local")}
     forms: dict[str, dict[str, Any]] = {
-        "nodes": {"template": "train-multi-node", "nodes": 2, "nproc_per_node": 2,
+        "nodes": {"template": "train-multi-node", "nodes": 2, "nproc_per_node": 1,
                   "nodelist": "n[1-2]", **staged},
         "tasks": {"template": "train-multi-node", "nodes": 2, "nproc_per_node": 1,
                   "nodelist": "n[1-2]", "launch": "task-per-gpu", "cpus_per_task": 1,
@@ -176,7 +177,7 @@ def test_losses_of_a_training_are_those_of_one_process(trained: Trained, name: s
 def test_two_trainings_on_the_same_nodes_meet_each_at_its_own_place(trained: Trained) -> None:
     """Both had all of their ranks at once, since they waited for each other."""
     assert [trained.ends[name][0] for name in ("nodes", "tasks")] == ["COMPLETED"] * 2
-    assert [len(trained.held[name]) for name in ("nodes", "tasks")] == [4, 2]
+    assert [len(trained.held[name]) for name in ("nodes", "tasks")] == [2, 2]
 
 
 def test_a_killed_rank_starts_again_inside_its_job(trained: Trained) -> None:

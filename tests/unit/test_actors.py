@@ -6,30 +6,21 @@ import os
 import signal
 import socket
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpc_toolkit.engines.ray import engine as engine_module
 from hpc_toolkit.engines.ray import node
-from hpc_toolkit.engines.ray.engine import Engine
 from hpc_toolkit.engines.ray.rank import Order, RankActor
 from hpc_toolkit.engines.ray.settings import RaySettings, check_room, demand_of, room
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
-from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
-from hpc_toolkit.worker.worker import WorkerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from tests.toyrun import ToyRun
-
-KILLED = -int(signal.SIGKILL)
 
 
 # --- what is asked ---
@@ -182,146 +173,6 @@ def test_a_rank_that_was_told_to_leave_before_its_start_does_not_start(tmp_path:
 # --- the driver ---
 
 
-class RayError(Exception):
-    pass
-
-
-class Promise:
-    """A value that comes later, or an exception; nothing as long as it is None."""
-
-    def __init__(self, value: Any = None) -> None:
-        self.value = value
-
-
-class FakeRay:
-    """Ray, its actors and the clock; each actor's life ends with the next value of ``ends``.
-
-    A wait that finds nothing passes a second.
-    """
-
-    exceptions = SimpleNamespace(RayError=RayError)
-
-    def __init__(self, *ends: Any) -> None:
-        self.ends = list(ends)
-        self.now = 0.0
-        self.runs: list[Promise] = []
-        self.told: list[int] = []
-        self.killed = 0
-        self.on_wait: Callable[[], None] = lambda: None
-
-    def remote(self, _kind: type) -> Any:
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.actor))
-
-    def actor(self, _order: str) -> Any:
-        end = self.ends.pop(0)
-        run, ready = Promise(None if end == WAITS else end), Promise(end != WAITS or None)
-        self.runs.append(run)
-        answers = {"run": run, "__ray_ready__": ready}
-        methods = {
-            name: SimpleNamespace(remote=lambda value=value: value)
-            for name, value in answers.items()
-        }
-        return SimpleNamespace(**methods, tell=SimpleNamespace(remote=self.told.append))
-
-    def wait(
-        self, promises: list[Promise], num_returns: int, timeout: float
-    ) -> tuple[list[Promise], list[Promise]]:
-        assert num_returns == len(promises)
-        done = [one for one in promises if one.value is not None]
-        if timeout and not done:
-            self.now += 1.0
-            assert self.now < 5000, "the driver waits for ever"
-            self.on_wait()
-        return done, [one for one in promises if one not in done]
-
-    def get(self, promise: Promise) -> Any:
-        if isinstance(promise.value, Exception):
-            raise promise.value
-        return promise.value
-
-    def kill(self, _actor: Any, *, no_restart: bool) -> None:
-        assert no_restart
-        self.killed += 1
-
-
-WAITS = "waits for room"
-
-
-@pytest.fixture
-def drive(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeRay, int], int]:
-    def run(ray: FakeRay, workers: int) -> int:
-        clock = SimpleNamespace(monotonic=lambda: ray.now, time=lambda: ray.now)
-        monkeypatch.setattr(engine_module, "time", clock)
-        demand = {"CPU": 1.0, "GPU": 0.0, "memory": 0.0}
-        return Engine(ray, Run.open(toy.root), workers, WorkerOptions(), demand).run()
-
-    return run
-
-
-def left(code: int, finished: int = 0, error: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"code": code, "error": error, "finished": finished}
-
-
-def test_a_rank_whose_lives_finish_nothing_is_given_up(
-    drive: Callable[[FakeRay, int], int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    lives = [RayError("node n1 is lost\nmore"), left(KILLED, 1), *[left(KILLED)] * 9]
-    ray = FakeRay(*lives)
-
-    assert drive(ray, 1) == 75
-
-    assert len(ray.runs) == ray.killed == 7
-    told = capsys.readouterr().err
-    assert "note: rank 0 starts again: node n1 is lost\n" in told
-    assert "note: rank 0 starts again: its worker was killed by SIGKILL\n" in told
-    assert "rank 0 is given up after 5 deaths" in told
-
-
-@pytest.mark.parametrize(("code", "waited"), [(0, False), (75, True)])
-def test_nobody_waits_for_room_once_the_run_is_complete_or_all_others_have_left(
-    drive: Callable[[FakeRay, int], int], code: int, *, waited: bool
-) -> None:
-    ray = FakeRay(left(code), WAITS)
-
-    assert drive(ray, 2) == code
-
-    assert (ray.now >= 60) == waited
-    assert ray.killed == 2
-
-
-def test_a_signal_is_passed_on_and_told_again_until_all_have_left(
-    drive: Callable[[FakeRay, int], int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    ray = FakeRay(None, None)
-
-    def disturb() -> None:
-        if ray.now == 1:
-            signal.raise_signal(signal.SIGINT)
-        elif ray.now == 3:
-            ray.runs[0].value = RayError("killed while it drained")
-        elif ray.now > 7:
-            ray.runs[1].value = left(75)
-
-    ray.on_wait = disturb
-
-    assert drive(ray, 2) == 75
-    # A second SIGINT would end the item that runs.
-    assert ray.told == [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
-    assert len(ray.runs) == 2  # an actor that dies in a drain is not replaced
-    assert capsys.readouterr().err == ""
-
-
-def test_an_error_of_a_worker_is_raised_with_its_hint_and_code(
-    drive: Callable[[FakeRay, int], int],
-) -> None:
-    told = {"message": "the run is paused", "hint": "fix it", "code": 75}
-
-    with pytest.raises(HpcToolkitError, match="the run is paused") as caught:
-        drive(FakeRay(left(75, error=told), left(0)), 2)
-
-    assert (caught.value.hint, caught.value.exit_code) == ("fix it", 75)
-
-
 # --- a job ---
 
 
@@ -389,17 +240,3 @@ def test_the_ray_of_a_job_stops_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert says("start", "--head", "--x") == "real start --head --x --include-dashboard=false\n"
     assert says("start", "--address", "a:1") == "real start --address a:1\n"
     assert says("stop") == ""
-
-
-def test_the_first_node_is_gone_when_it_answered_once_and_then_did_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter(range(1000, 2000, 2))
-    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    answers = iter([False] * 9 + [True] + [False] * 4 + [True] + [False] * 5)
-    first = node.FirstNode(tmp_path, "n1:20000")
-    monkeypatch.setattr(first, "_answers", lambda: next(answers))
-
-    looks = [first.is_gone() for _ in range(20)]
-
-    assert looks == [False] * 19 + [True]

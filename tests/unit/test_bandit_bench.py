@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from hpc_toolkit.bandit.bench import comparison
 from hpc_toolkit.bandit.bench.comparison import (
     Entrant,
     Plan,
-    as_csv,
     as_lines,
     entrants,
     reached_at,
@@ -27,8 +25,7 @@ from hpc_toolkit.bandit.bench.comparison import (
 )
 from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace, replay
 from hpc_toolkit.bandit.policy import TaskSet
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from tests.unit.test_bandit_replay import small_table
 
 if TYPE_CHECKING:
@@ -120,53 +117,11 @@ def test_searches_end_at_any_share_of_the_best_which_is_a_goal_then(until: float
     assert as_lines(report)[0].startswith(f"to {100 * min(until, 0.99):g}% of the")
 
 
-def test_what_a_policy_refuses_is_told_before_the_first_search() -> None:
-    begun: list[str] = []
-    plan = Plan(entrants=entrants("random,gp-ucb:features=metrics,gp-ucb:betta=1"), seeds=2)
-
-    with pytest.raises(ConfigError, match="has no option 'betta'"):
-        next(reports(small_table(), plan, lambda one, *_: begun.append(one.name)))
-
-    assert not begun
-
-
-@pytest.mark.parametrize(
-    ("policies", "message"),
-    [
-        ("gp-ucd", "unknown policy 'gp-ucd'"),
-        ("random,random", "policy 'random' is named twice"),
-        ("all,gp-ucb", "policy 'gp-ucb' is named twice"),
-        ("gp-ucb:beta", "'beta' sets no option"),
-        ("gp-ucb:seed=3", "'seed=3' sets no option"),
-        ("gp-ucb:betta=2", "policy 'gp-ucb' has no option 'betta'"),
-        ("", "unknown policy ''"),
-    ],
-)
-def test_policies_that_do_not_exist_are_refused(policies: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        bench(policies)
-
-
 def test_a_table_without_a_positive_score_is_refused() -> None:
     table = ladder(5, 1)
 
     with pytest.raises(ConfigError, match="the best reward of the table is not positive"):
         bench("random", ScoreTable(table.arms, table.tasks, table.scores - 2.0))
-
-
-def test_forms_of_a_report_agree() -> None:
-    report = bench("random,racing")
-
-    rows = [line.split(",") for line in as_csv(report).splitlines()]
-    assert rows[0] == ["policy", "goal", "cost", "median", "p90", "reached"]
-    assert len(rows) == 1 + 4 * (5 + 4)
-    goal = report["policies"][0]["to_goal"]["0.99"]["gpu_s"]
-    row = next(row for row in rows if row[:3] == ["random", "0.99", "gpu_s"])
-    assert float(row[3]) == goal["median"]
-    lines = as_lines(report)
-    assert [line.split()[0] for line in lines[1:]] == ["random", "racing", "(everything)"]
-    assert format_duration(goal["median"]) in lines[1]
-    assert "time on 4 GPUs" in lines[0]
 
 
 def invoke(*words: str) -> Result:
@@ -178,20 +133,6 @@ def hpctk(*words: str) -> tuple[int, str]:
     if isinstance(result.exception, HpcToolkitError):
         raise result.exception
     return result.exit_code, result.stdout
-
-
-def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> None:
-    files = [tmp_path / f"out.{ending}" for ending in ("json", "csv")]
-    words = ["--policies", "random", "--seeds", "2", "--pulls", "5", "--asks", "rounds:2"]
-
-    code, printed = hpctk(*words, *(word for path in files for word in ("-o", str(path))))
-
-    assert code == 0
-    assert printed.splitlines()[1].startswith("random ")
-    report = json.loads(files[0].read_text())
-    assert (report["format"], report["arms"], report["asks"]) == (4, 315, "rounds:2")
-    assert files[1].read_text() == as_csv(report)
-    assert json.loads(hpctk(*words, "--json")[1]) == report
 
 
 @pytest.mark.parametrize(
@@ -211,23 +152,6 @@ def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> Non
 def test_the_command_refuses_what_it_cannot_use(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         hpctk(*words)
-
-
-def test_what_cannot_be_written_in_the_end_is_printed_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("hpc_toolkit.rundir.files.replace_file", full)
-
-    result = invoke(*SHORT, "-o", str(tmp_path / "out.json"))
-
-    assert isinstance(result.exception, RunError)
-    message = f"cannot write {tmp_path}/out.json: No space left on device"
-    assert result.exception.message == message
-    assert result.stdout == hpctk(*SHORT)[1]
-    assert "\nrandom " in result.stdout
 
 
 def replay_until(policy: str, error: type[BaseException]) -> Callable[..., Trace]:

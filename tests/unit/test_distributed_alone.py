@@ -166,19 +166,6 @@ def test_gradient_checkpointing_runs_blocks_twice_for_the_same_gradients() -> No
         assert torch.equal(parameter.grad, gradient)
 
 
-def test_gradient_checkpointing_uses_the_models_own_switch() -> None:
-    model, given = torch.nn.Linear(1, 1), []
-    model.gradient_checkpointing_enable = lambda **options: given.append(options)
-
-    assert distributed.gradient_checkpointing(model) == "transformers"
-    assert given == [{"gradient_checkpointing_kwargs": {"use_reentrant": False}}]
-
-
-def test_gradient_checkpointing_needs_blocks() -> None:
-    with pytest.raises(HpcToolkitError, match="Linear has no list of blocks"):
-        distributed.gradient_checkpointing(torch.nn.Linear(1, 1))
-
-
 @pytest.mark.usefixtures("_root_logger")
 def test_each_line_of_a_ranks_log_has_time_and_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.doctor import report_lines
 from hpc_toolkit.doctor import examine, filesystem, locks, partner, sides
 from hpc_toolkit.doctor.children import Child
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.partner import Step, join_step
-from hpc_toolkit.doctor.sides import Channel, SilentSideError, make_area, remove_area, sweep
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.doctor.sides import Channel, SilentSideError, make_area, sweep
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.mounts import Mount
 from tests.manualclock import ManualClock
@@ -263,25 +260,6 @@ def test_a_failed_sync_is_unsafe_and_the_rest_is_still_looked_at(
     assert found(report)["locks (flock)"].verdict is Verdict.FINE
 
 
-def test_a_request_waits_for_the_answer_to_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A check that fails on the lead's side leaves its request unanswered."""
-    monkeypatch.setattr(sides, "ANSWER_S", 3.0)
-    monkeypatch.setattr(partner, "ANSWER_S", 3.0)
-    area = make_area(tmp_path, "token", "lead")
-    other = Child(lambda: partner.Partner(area).serve(arrival_s=400.0))
-    lead = sides.Pair(area, arrival_s=400.0)
-
-    lead.start("prepare", name="views")
-    lead.start("try", name="lock")
-
-    assert lead.finish() == locks.GRANTED
-    assert (area / "views").is_dir()
-    lead.close()
-    other.end()
-
-
 @pytest.mark.parametrize(
     ("free", "inodes", "unsafe"),
     [(10**12, 10**6, []), (10**6, 10**6, ["space"]), (10**12, 5, ["inodes"]), (10**12, 0, [])],
@@ -364,42 +342,6 @@ def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(fast_dir: Path
     assert after == before
 
 
-def test_another_directory_is_no_second_mount(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
-
-    with pytest.raises(ConfigError, match=r"two is not .*one through another mount"):
-        looked_at(one, other=two)
-
-    assert os.listdir(one) == os.listdir(two) == []
-
-
-def test_a_second_task_that_does_not_come_is_said_and_nothing_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(examine, "STEP_ARRIVAL_S", 0.05)
-
-    with pytest.raises(SilentSideError, match=r"did not answer within 0.05 s"):
-        looked_at(tmp_path, step=Step("7", leads=True))
-    with pytest.raises(SilentSideError, match=r"did not answer"):
-        join_step(tmp_path, Step("7", leads=False), arrival_s=0.05)
-
-    assert os.listdir(tmp_path) == []
-
-
-STEP = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "3", "SLURM_NTASKS": "2"}
-# The interactive step in which salloc runs a shell (use_interactive_step).
-SALLOCS_SHELL = {**STEP, "SLURM_STEP_ID": "4294967290"}
-
-
-@pytest.mark.parametrize(
-    "environ", [{"SLURM_JOB_ID": "17"}, {**STEP, "SLURM_NTASKS": "1"}, SALLOCS_SHELL]
-)
-def test_one_process_is_no_half_of_a_step(environ: dict[str, str]) -> None:
-    assert Step.from_environ(environ) is None
-
-
 def abandoned(root: Path) -> Path:
     """The area of a process that is gone."""
     child = Child(lambda: str(make_area(root, "dead", "lead")))
@@ -434,27 +376,6 @@ def talk(tmp_path: Path) -> tuple[Channel, Channel]:
     return one, two
 
 
-def test_what_is_said_to_an_earlier_life_is_not_heard(
-    tmp_path: Path, talk: tuple[Channel, Channel]
-) -> None:
-    one, _ = talk
-    revenant = Channel(tmp_path, "b", "a")
-    revenant.send(1, {"answer": 3})
-
-    with pytest.raises(SilentSideError, match="did not answer"):
-        one.receive(1, 0.05)
-
-
-def test_a_side_whose_partner_gave_up_does_not_wait_for_it(
-    tmp_path: Path, talk: tuple[Channel, Channel]
-) -> None:
-    one, _ = talk
-    assert remove_area(tmp_path)
-
-    with pytest.raises(SilentSideError, match="the other side stopped"):
-        one.receive(1, 60.0)
-
-
 def test_a_message_that_is_torn_is_read_again(
     tmp_path: Path, talk: tuple[Channel, Channel]
 ) -> None:
@@ -469,19 +390,3 @@ def test_a_message_that_is_torn_is_read_again(
     path.write_bytes(whole)
 
     assert one.receive(1, 400.0) == {"answer": 3}
-
-
-def test_two_sides_of_one_mount_prove_nothing_and_the_report_says_what_to_do(
-    fast_dir: Path,
-) -> None:
-    report = looked_at(fast_dir, other=fast_dir)
-
-    assert not report.locks_proven
-    lines = list(report_lines(report))
-    text = " ".join(" ".join(lines).split())
-
-    assert lines[0] == f"{fast_dir}: unknown"
-    assert "unknown sides" in text
-    assert "do: 'srun -N2 --ntasks-per-node=1 hpctk doctor DIR'" in text
-    assert "a claim has one owner" not in text, "what is fine takes one line"
-    assert max(map(len, lines)) <= 100

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.doctor import node, partner
-from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.partner import helper
-from hpc_toolkit.doctor.sides import LEAD, Pair, make_area, remove_area
+from hpc_toolkit.doctor import node
 from hpc_toolkit.system.gpus import ask_driver
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 GIB = 2**30
 GPU = {"name": "NVIDIA L40S", "total": 44 * GIB, "free": 43 * GIB}
@@ -135,26 +132,6 @@ def test_without_a_gpu_that_works_torch_is_not_imported(
     assert here["asked"] == ["driver"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "verdict", "words"),
-    [
-        ({"cuda": ""}, "slower", "built without CUDA"),
-        ({"error": "the NVIDIA driver is too old"}, "unsafe", "driver is too old"),
-        ({"gpus": []}, "unsafe", "finds no GPU"),
-        ({"gpus": ["", "out of memory"]}, "unsafe", "1 of 2 fail: GPU 1: out of memory"),
-    ],
-)
-def test_what_torch_cannot_do_is_told(
-    here: dict[str, Any], changes: dict[str, Any], verdict: str, words: str
-) -> None:
-    here["torch"] = {**TORCH, **changes}
-
-    told = node.look_at_gpus()
-
-    assert words_of(told)[1][1] == verdict
-    assert words in words_of(told)[1][2]
-
-
 def hang() -> None:
     time.sleep(60)
 
@@ -173,17 +150,3 @@ def lack() -> None:
 )
 def test_a_call_that_hangs_or_dies_is_an_error_in_words(call: Any, words: str) -> None:
     assert node._asked(call, 0.1 if call is hang else 10)["error"].startswith(words)
-
-
-def test_two_nodes_are_both_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
-    finding = Finding("gpus", Verdict.FINE, "one")
-    monkeypatch.setattr(node, "look_at_gpus", lambda: [finding.to_json()])
-    area = make_area(tmp_path, "t", LEAD)
-    with helper(tmp_path, area):
-        pair = Pair(area, arrival_s=10.0)
-        found = node.check_devices(pair, nodes=True)
-        pair.close()
-    remove_area(area)
-
-    assert [one.check for one in found] == [f"gpus ({pair.here.host})", f"gpus ({pair.there.host})"]

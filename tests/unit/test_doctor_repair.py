@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import shutil
 import tempfile
@@ -11,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.doctor import doctor
 from hpc_toolkit.doctor.repairs import plan_repairs, repair_run
 from hpc_toolkit.errors import HpcToolkitError, RunError
@@ -165,32 +161,6 @@ def test_a_file_in_the_place_of_a_directory_is_told_as_a_failure(toy: ToyRun) ->
     )
 
 
-def command(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(load_commands("doctor"), ["doctor", *words])
-    return done.exit_code, done.output
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("answer", ["y", ""])
-def test_at_a_terminal_a_person_is_asked(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
-    toy.paths.control.rmdir()
-    monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
-    screen = Terminal()
-    monkeypatch.setattr("sys.stdout", screen)
-
-    doctor(str(toy.root), repair=True)
-
-    assert "Do that? [y/N]" in screen.getvalue()
-    assert ("done: 1 of 1" in screen.getvalue()) is (answer == "y")
-    assert toy.paths.control.is_dir() is (answer == "y")
-
-
 def test_a_run_of_somebody_else_is_refused_before_the_plan_is_shown(
     toy: ToyRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,19 +172,6 @@ def test_a_run_of_somebody_else_is_refused_before_the_plan_is_shown(
 
     assert capsys.readouterr().out == ""
     assert not toy.paths.control.exists()
-
-
-@pytest.mark.parametrize("yes", [True, False])
-def test_as_json_the_plan_and_what_was_done_are_told(toy: ToyRun, yes: bool) -> None:
-    toy.paths.control.rmdir()
-
-    code, out = command(str(toy.root), "--repair", "--json", *(["--yes"] if yes else []))
-
-    told = json.loads(out)
-    assert code == 0
-    assert [(one["kind"], one["names"]) for one in told["repairs"]] == [("directory", ["control"])]
-    assert told["done"] == ([{"name": "control", "outcome": "done"}] if yes else [])
-    assert toy.paths.control.is_dir() is yes
 
 
 def rows_of(root: Path) -> Any:

@@ -145,32 +145,3 @@ def test_an_error_while_writing_leaves_nothing(
 
 def new(*words: str) -> object:
     return cli.load_commands("new").main(["new", *words], prog_name="hpctk")
-
-
-def test_new_prints_the_path_and_shows_what_to_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    with pytest.raises(SystemExit, match="0"):
-        new("work/first")
-
-    init = "hpctk init runs/first --items items.jsonl --workload estimate:estimate"
-    printed = capsys.readouterr()
-    assert printed.out == "work/first\n"
-    assert printed.err.splitlines()[:2] == ["  cd work/first", f"  {init}"]
-
-
-def test_new_without_a_name_is_a_usage_error_that_lists_the_examples(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        new()
-
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "Missing argument 'NAME'. Examples:" in printed.err
-    for example, text in EXAMPLES.items():
-        assert re.search(
-            rf"^  hpctk new NAME --example {example} +{re.escape(text)}$", printed.err, re.MULTILINE
-        )

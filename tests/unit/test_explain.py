@@ -60,17 +60,6 @@ def test_a_text_that_means_no_item_or_several_is_refused(toy: ToyRun) -> None:
     assert "more of its JSON" in caught.value.hint
 
 
-def test_an_untouched_item_is_pending_and_has_no_life(toy: ToyRun) -> None:
-    life = life_of(toy, "1")
-
-    assert (life["state"], life["claims"], life["attempts"], life["deaths"]) == (
-        "pending",
-        [],
-        [],
-        [],
-    )
-
-
 def test_a_life_names_claims_attempts_and_deaths_by_generation(toy: ToyRun) -> None:
     first, second = toy.worker("first"), toy.worker("second")
     first.work(toy.unit_name(0), 1, i0="done", i1="failed", i2="done", i3="done")
@@ -99,16 +88,6 @@ def test_a_life_names_claims_attempts_and_deaths_by_generation(toy: ToyRun) -> N
         {"generation": 2, "worker": "first", "evidence": "lease", "explained": "", "suspect": True}
     ]
     assert life["counting_attempts"] == 1
-
-
-def test_a_life_tells_what_a_retry_lifted(toy: ToyRun) -> None:
-    toy.worker("w").work(toy.unit_name(0), i1="permanent")
-    toy.reopen().retry()
-
-    life = life_of(toy, "1")
-
-    assert (life["lifted_to_generation"], life["counting_attempts"]) == (1, 0)
-    assert life["state"] == "pending"
 
 
 def test_i8_a_life_passes_over_damaged_lines(toy: ToyRun) -> None:

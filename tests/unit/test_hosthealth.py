@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.queue.control import ControlReader, HealthNotice, give_health_notice
 from hpc_toolkit.queue.leases import Liveness
-from hpc_toolkit.queue.presence import DRAINING, FINISHED
-from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, FailureTracker
+from hpc_toolkit.queue.state import AGAIN_WEIGHT
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 from hpc_toolkit.worker.hosthealth import (
     HOLD_S,
@@ -81,23 +80,6 @@ def test_failing_elsewhere_as_well_never_speaks_against_a_host(
         if opinion is OPEN:
             changed = [*opinions[:index], FAILED, *opinions[index + 1 :]]
             assert order.index(health_of(*changed, others=others)) <= before
-
-
-@given(opinion_lists)
-def test_a_wait_ends_when_every_item_has_its_opinion(opinions: list[Opinion]) -> None:
-    told = [opinion for opinion in opinions if opinion is not OPEN]
-
-    assert health_of(*told) is not Health.SUSPECT
-
-
-@given(st.tuples(st.integers(0, 20), st.text()), st.tuples(st.integers(0, 20), st.text()))
-def test_two_hosts_never_wait_for_each_other(here: tuple[int, str], there: tuple[int, str]) -> None:
-    assert not (may_wait(here, there) and may_wait(there, here))
-
-
-def test_host_that_fails_as_much_is_not_waited_for() -> None:
-    assert may_wait((CONSECUTIVE_FAILURES, "a"), (CONSECUTIVE_FAILURES - 1, "b"))
-    assert not may_wait((3 * CONSECUTIVE_FAILURES, "b"), (CONSECUTIVE_FAILURES, "a"))
 
 
 class Simulated:
@@ -194,27 +176,6 @@ def test_a_black_hole_is_stopped_after_8_good_items_and_no_well_host_leaves(
         assert good == simulated.done.keys()
 
 
-def test_a_result_of_a_pass_that_is_read_again_ends_nothing() -> None:
-    failures = FailureTracker()
-    failures.note_done("w", at=5.0)
-    failures.note_failure("w", "u", 0, at=6.0, died=False)
-    failures.note_done("w", at=1.0)
-    failures.note_failure("w", "u", 1, at=2.0, died=False)
-
-    assert list(failures.of("w").failed) == [("u", 0)]
-
-
-def test_weights_grow_with_every_failure_and_death_of_one_item() -> None:
-    failures = FailureTracker()
-    weights = []
-    for died in (False, False, True):
-        failures.note_failure("w", "u", 0, at=1.0, died=died)
-        weights.append(failures.of("w").failed["u", 0][1])
-
-    assert weights == [1, 1 + AGAIN_WEIGHT, 1 + AGAIN_WEIGHT + DEATH_WEIGHT]
-    assert weights[1] >= CONSECUTIVE_FAILURES
-
-
 EVERY_S = 1.0
 
 
@@ -295,15 +256,6 @@ def test_failures_that_fails_elsewhere_too_lets_the_worker_go_on(ward: Ward) -> 
     assert (ward.watch.hold, ward.watch.reason) == (False, "")
 
 
-def test_failures_are_forgotten_after_a_result_of_the_worker(ward: Ward) -> None:
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES - 1))
-    ward.clock.advance(1)
-    ward.attempt(ward.me, [20], "done")
-    ward.attempt(ward.me, [21])
-
-    assert not ward.watch.check()
-
-
 def test_host_is_not_sick_while_another_of_its_workers_succeeds_but_the_worker_is(
     ward: Ward,
 ) -> None:
@@ -321,13 +273,6 @@ def test_host_is_not_sick_while_another_of_its_workers_succeeds_but_the_worker_i
     assert ward.watch.reason.startswith("worker me is sick: 8 items")
 
 
-def test_workers_of_one_host_share_their_failures(ward: Ward) -> None:
-    ward.attempt(ward.me, range(3))
-    ward.attempt(ward.worker("mate", "a"), range(3, CONSECUTIVE_FAILURES))
-
-    assert ward.watch.check()
-
-
 @pytest.mark.parametrize(("earlier_s", "holds"), [(30, True), (90, False)])
 def test_worker_that_starts_last_knows_what_failed_as_its_host_started_and_not_before(
     fast_dir: Path, earlier_s: float, holds: bool
@@ -336,21 +281,6 @@ def test_worker_that_starts_last_knows_what_failed_as_its_host_started_and_not_b
     ward.attempt(ward.worker("mate", "a"), range(CONSECUTIVE_FAILURES))
 
     assert ward.watch.check() is holds
-
-
-def test_hosts_that_fail_alike_do_not_wait_for_each_other(ward: Ward) -> None:
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-    ward.attempt(ward.other, range(20, 20 + CONSECUTIVE_FAILURES))
-
-    assert not ward.watch.check()
-
-
-@pytest.mark.parametrize("state", [FINISHED, DRAINING])
-def test_nobody_is_waited_for_who_leaves(ward: Ward, state: str) -> None:
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-    ward.other.presence.update(state=state)
-
-    assert not ward.watch.check()
 
 
 def test_wait_ends_after_a_while_and_begins_again_after_8_more(ward: Ward) -> None:
@@ -464,29 +394,3 @@ def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(
     assert reader.health == [given]
     reader.poll()
     assert reader.health == [given]
-
-
-def test_few_items_that_failed_again_and_again_are_looked_into() -> None:
-    assert health_of(OPEN, OPEN, weight=CONSECUTIVE_FAILURES // 2) is Health.SUSPECT
-    assert health_of(DONE, DONE, weight=CONSECUTIVE_FAILURES // 2) is Health.WELL
-
-
-def test_single_host_is_never_suspect(ward: Ward, fast_dir: Path) -> None:
-    ward.toy.paths.worker("other").unlink()
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-    ward.attempt(ward.worker("mate", "a"), range(CONSECUTIVE_FAILURES), "done")
-
-    assert not ward.watch.check()
-
-
-def test_result_after_a_wait_lets_8_more_be_looked_into(ward: Ward) -> None:
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-    ward.watch.check()
-    ward.clock.advance(HOLD_S + 1)
-    assert not ward.watch.check()
-    ward.attempt(ward.me, [30], "done")
-    ward.clock.advance(1)
-
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES, 2 * CONSECUTIVE_FAILURES))
-
-    assert ward.watch.check()

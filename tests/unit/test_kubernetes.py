@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,12 +13,9 @@ from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.engines.kubernetes import (
     Kind,
     ManifestSpec,
-    check_manifest,
     render_manifest,
-    request_json,
 )
-from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.render.file import sha256, sign
+from hpc_toolkit.errors import HpcToolkitError
 from tests.manifestexamples import EXAMPLES, REQUESTS, rendered
 from tests.manifestrules import check, read
 
@@ -161,22 +157,6 @@ def test_a_value_that_no_cluster_takes_is_refused_with_what_to_write(
     assert caught.value.hint
 
 
-def test_an_edited_manifest_is_kept_unless_forced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ("kubernetes-ddp", "--image", IMAGE, "-o", "t.yaml", "--", "train.py")
-    call(*words)
-    Path("t.yaml").write_text(Path("t.yaml").read_text().replace("Never", "Always"))
-
-    error = call(*words).exception
-
-    assert isinstance(error, RenderError)
-    assert error.message == "t.yaml: was edited since it was rendered"
-    assert call("kubernetes-ddp", "--force", *words[1:]).exit_code == 0
-    assert "restartPolicy: Never" in Path("t.yaml").read_text()
-
-
 @pytest.mark.parametrize("name", REQUESTS)
 def test_the_first_lines_say_how_to_render_it_again(name: str) -> None:
     text = (EXAMPLES / name).read_text(encoding="ascii")
@@ -188,81 +168,4 @@ def test_the_first_lines_say_how_to_render_it_again(name: str) -> None:
     assert result.stdout == text
 
 
-def test_no_value_is_taken_for_the_template_of_a_manifest() -> None:
-    value = call("command", "--job-name", "kubernetes-ddp", "-o", "-", "--", "x")
-
-    assert value.stdout.startswith("#!/bin/bash")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("kubernetes-ddp", "--", "train.py"), "--image: a manifest needs"),
-        (("kubernetes-ddp", "--image", "a", "--env", "A", "--", "t.py"), "has no '='"),
-        (("kubernetes-scaling", "--image", "a", "--node-counts", "1,x"), "not a list of numbers"),
-        (("kubernetes-que", "--image", "a"), "unknown template"),
-    ],
-)
-def test_a_wrong_command_line_is_explained(words: tuple[str, ...], message: str) -> None:
-    error = call(*words).exception
-
-    assert isinstance(error, HpcToolkitError)
-    assert message in error.message
-    assert error.hint
-
-
 # --- what there is already ---
-
-
-def test_a_fresh_manifest_is_up_to_date_and_checked_beside_scripts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, text in rendered().items():
-        Path("slurm").mkdir(exist_ok=True)
-        Path("slurm", name).write_text(text)
-    Path("slurm/theirs.yaml").write_text("a: 1\n")
-
-    result = call("--check")
-
-    lines = [f"slurm/{name}: up to date\n" for name in sorted(REQUESTS)]
-    assert (result.exit_code, result.stdout) == (0, "".join(lines))
-
-
-def test_a_manifest_edited_by_hand_is_told_with_its_difference(tmp_path: Path) -> None:
-    path = tmp_path / "ddp.yaml"
-    path.write_text(rendered()["ddp.yaml"].replace("parallelism: 2", "parallelism: 8"))
-
-    result = call("--check", "--diff", str(path))
-
-    assert result.exit_code == 1
-    assert result.stdout.startswith(f"{path}: edited by hand\n")
-    assert "\n-  parallelism: 8\n+  parallelism: 2\n" in result.stdout
-
-
-def reasons_of(path: Path) -> tuple[str, ...]:
-    drift = check_manifest(path)
-    assert drift is not None
-    return drift.reasons
-
-
-def test_what_another_version_or_other_rules_rendered_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "queue.yaml"
-    lines = rendered()["queue.yaml"].replace("backoffLimitPerIndex: 10", "backoffLimitPerIndex: 5")
-    first, _, *rest = lines.splitlines(keepends=True)
-
-    path.write_text(sign("".join([first, *rest])))
-    assert reasons_of(path) == ("rendered differently",)
-    path.write_text(sign("".join([first.replace(" 0", " 9", 1), *rest])))
-    (reason,) = reasons_of(path)
-    assert reason.startswith("rendered by hpctk 9")
-
-
-def test_a_request_that_this_version_does_not_know_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "ddp.yaml"
-    text = render_manifest(REQUESTS["ddp.yaml"])
-    request = request_json(REQUESTS["ddp.yaml"])
-    newer = request.replace('"nodes"', '"knots"')
-    path.write_text(text.replace(f"{sha256(request)} {request}", f"{sha256(newer)} {newer}"))
-
-    assert "unknown field 'knots'" in reasons_of(path)[-1]

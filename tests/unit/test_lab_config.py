@@ -9,15 +9,10 @@ import pytest
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab import directory
 from hpc_toolkit.lab.settings import (
-    CLUSTER_NAME,
-    CPUS_PER_NODE,
     MAX_SOCKET_BYTES,
-    MEM_PER_NODE_MIB,
     LabPaths,
     LabSettings,
-    check_name,
     cluster_toml,
-    first_job_id,
     gres_conf,
     hosts_text,
     ports_needed,
@@ -85,13 +80,6 @@ def test_gres_conf_names_a_device_for_each_gpu() -> None:
     )
 
 
-def test_a_lab_without_gpus_names_none() -> None:
-    none = LabSettings(nodes=3, gpus_per_node=0)
-
-    assert "gpu" not in conf_of(none).casefold()
-    assert gres_conf(none, PATHS) == "AutoDetect=off\n"
-
-
 def test_accounting_adds_its_lines_and_its_port() -> None:
     settings = LabSettings(nodes=2, accounting=True)
 
@@ -120,21 +108,6 @@ def test_hosts_keeps_the_machines_names_but_not_for_nodes() -> None:
         "::1 ip6-localhost",
         "10.0.0.7 n2.site vm",
     ]
-
-
-def test_labs_a_second_apart_share_no_job_numbers_below_slurms_last_number() -> None:
-    for epoch_s in (0.0, 5_999_999.95, 1.8e12):
-        assert 1 <= first_job_id(epoch_s) <= 60_000_000
-    assert first_job_id(1001.0) - first_job_id(1000.0) == 10
-
-
-def test_a_lab_is_the_built_in_cluster_of_its_name() -> None:
-    site, asked = load_cluster("lab"), LabSettings()
-
-    assert (site.nodes, site.gpus_per_node, site.gpu_type) == (8, 4, "l40s")
-    assert (asked.nodes, asked.gpus_per_node, asked.gpu_type) == (8, 4, "l40s")
-    assert (site.cpus_per_node, site.mem_per_node_mib) == (CPUS_PER_NODE, MEM_PER_NODE_MIB)
-    assert dict(site.identify)["slurm_cluster"] == CLUSTER_NAME
 
 
 @pytest.mark.parametrize(
@@ -176,12 +149,6 @@ def test_the_facts_of_a_lab_are_what_it_was_started_with(
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         LabSettings(**settings)  # type: ignore[arg-type] # what a test gives is not checked
-
-
-@pytest.mark.parametrize("name", ["", "-x", "../x", "Lab", "x" * 40, "a\n"])
-def test_a_name_that_is_no_directory_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is not a valid lab name"):
-        check_name(name)
 
 
 @pytest.mark.parametrize("directory", ["/tmp/a b", "/tmp/%n", "lab", "/tmp/é", "/a\nb"])

@@ -5,30 +5,22 @@ from __future__ import annotations
 import os
 import re
 import socket
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.lab import programs
 from hpc_toolkit.lab.daemons import (
-    Listener,
     free_block,
     is_free,
-    parse_listeners,
 )
 from hpc_toolkit.lab.directory import (
     make_directory,
-    read_record,
 )
-from hpc_toolkit.lab.jobs import JobEnd, parse_logs, run_script
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.members import Member, member_node, members
 from hpc_toolkit.lab.programs import ask, environment
 from hpc_toolkit.lab.settings import LabPaths, lab_token
-from hpc_toolkit.slurm.records import SQUEUE_FIELDS
 from tests.integration.realrun import lives, wait_until
 
 SHARED_GROUP = 100
@@ -56,41 +48,6 @@ class TestPorts:
 
             with pytest.raises(ConfigError, match="no 1 consecutive free ports between"):
                 free_block(1, seed=0)
-
-    def test_only_sockets_that_listen_count_and_only_127_0_0_1_is_loopback(self) -> None:
-        head = "  sl  local_address rem_address   st tx_queue rx_queue\n"
-        rows = [
-            "0: 0100007F:4268 00000000:0000 0A 00000000:00000000",
-            "1: 00000000:4269 00000000:0000 0A 00000000:00000000",
-            "2: 0100007F:9999 0100007F:4268 01 00000000:00000000",
-            "3: 00000000000000000000000000000000:426A 0:0000 0A 00000000:00000000",
-        ]
-
-        assert parse_listeners(head + "\n".join(rows)) == [
-            Listener(17000, loopback=True),
-            Listener(17001, loopback=False),
-            Listener(17002, loopback=False),
-        ]
-
-
-class TestPackages:
-    def test_missing_programs_are_named_with_the_command_that_installs_them(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name in ("unshare", "setpriv", "mount", "hostname", "sbatch", "sinfo", "scontrol"):
-            (tmp_path / name).write_text("#!/bin/sh\n")
-            (tmp_path / name).chmod(0o755)
-        monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
-
-        with pytest.raises(
-            ConfigError, match=r"not installed: slurmctld, slurmd, munged"
-        ) as caught:
-            programs.check_programs(accounting=False)
-
-        assert caught.value.hint == (
-            "on Debian and Ubuntu, as root: apt-get install --no-install-recommends "
-            "slurmctld slurmd munge slurm-wlm-basic-plugins"
-        )
 
 
 class Processes:
@@ -272,124 +229,6 @@ class TestDirectory:
         assert Lab(paths).down() == 0
         assert {one.name for one in paths.root.iterdir()} == {"lab.json", "db", "thesis.tex"}
         assert paths.root.stat().st_mode == before
-
-
-class TestRecord:
-    @pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1}', "\xff"])
-    def test_a_record_that_cannot_be_read_is_none(self, paths: LabPaths, text: str) -> None:
-        paths.root.mkdir()
-        paths.record.write_text(text, encoding="latin-1")
-
-        assert read_record(paths) is None
-
-
-class TestJobs:
-    def test_logs_are_found_behind_whatever_a_job_is_called(self) -> None:
-        text = (
-            "JobId=1 JobName=x StdErr=/etc/x StdIn=/a StdOut=/etc/y Power= WorkDir=/w"
-            " StdErr=/é à/1 e.log StdIn=/dev/null StdOut=/é à/1 o.log Power= \n"
-            "JobId=2 JobName=y StdErr=/o StdIn=/dev/null StdOut=/o\n"
-            "JobId=3 JobName=z StdErr=/dev/null StdIn=/dev/null StdOut=/o TresPerNode=gpu:1\n"
-        )
-
-        assert parse_logs(text) == [Path("/é à/1 o.log"), Path("/é à/1 e.log"), Path("/o")]
-        assert parse_logs("JobId=4 JobName=x\n") == []
-
-
-class SlowSlurm:
-    """A lab whose controller answers about one job what it is told to answer."""
-
-    def __init__(self, paths: LabPaths, *answers: str) -> None:
-        self.answers, self.asked = list(answers), 0
-        self.now, self.cancelled = 0.0, False
-        self.paths = paths
-        self.shown, self.told = b"", list[str]()
-        paths.etc.mkdir(parents=True)
-        paths.slurm_conf.touch()
-
-    def ask(self, _paths: LabPaths, *argv: str, limit_s: float | None = None) -> str:
-        if argv[0] == "scancel":
-            self.cancelled = True
-        if argv[0] == "scontrol":
-            return f"JobId=12 StdErr={self.log} StdIn=/dev/null StdOut={self.log} Power=\n"
-        if argv[0] != "squeue":
-            return ""
-        self.asked += 1
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if answer == "error":
-            message = "slurm_load_jobs error: Unable to contact slurm controller"
-            raise HpcToolkitError(message)
-        state, _, said = answer.partition(":")
-        restarts, _, log = said.partition(":")
-        if log:
-            self.log.write_text(log)
-        reason = "Resources" if state == "PENDING" else "None"
-        row = {"JobID": "12", "JobArrayID": "12", "State": state, "exit_code": "0"}
-        row |= {"RestartCnt": restarts or "0", "Reason": reason}
-        return "".join(row.get(name, "").ljust(width) for name, width in SQUEUE_FIELDS) + "\n"
-
-    @property
-    def log(self) -> Path:
-        return self.paths.root / "12.log"
-
-    def status(self, _paths: LabPaths) -> SimpleNamespace:
-        return SimpleNamespace(state="up")
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def show(self, data: bytes) -> None:
-        self.shown += data
-
-    def run(self, monkeypatch: pytest.MonkeyPatch) -> JobEnd:
-        monkeypatch.setattr(time, "sleep", self.sleep)
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        monkeypatch.setattr("hpc_toolkit.lab.jobs.ask", self.ask)
-        monkeypatch.setattr("hpc_toolkit.lab.jobs.status_of", self.status)
-        monkeypatch.setattr("hpc_toolkit.lab.jobs.submit", lambda *_asked: ("12", ""))
-        end = run_script(self.paths, Path("x.sh"), [], self.show, self.told.append)
-        assert end is not None
-        return end
-
-
-@pytest.mark.parametrize(
-    ("answers", "state", "shown"),
-    [
-        # A controller that is busy leaves some queries unanswered.
-        (["error", "RUNNING", *["error"] * 5, "RUNNING", "COMPLETED"], "COMPLETED", b""),
-        (["RUNNING", "NODE_FAIL", "NODE_FAIL", "PENDING", "COMPLETED"], "COMPLETED", b""),
-        (["RUNNING", "NODE_FAIL"], "NODE_FAIL", b""),
-        (
-            ["RUNNING:0:one, longer ", "PENDING:1", "RUNNING:1:two ", "COMPLETED:1:two grows"],
-            "COMPLETED",
-            b"one, longer two grows",
-        ),
-    ],
-    ids=["busy controller", "requeued", "lost for good", "log begun anew"],
-)
-def test_a_job_is_followed_to_its_final_end(
-    paths: LabPaths,
-    monkeypatch: pytest.MonkeyPatch,
-    answers: list[str],
-    state: str,
-    shown: bytes,
-) -> None:
-    slurm = SlowSlurm(paths, *answers)
-
-    assert slurm.run(monkeypatch).state == state
-    assert slurm.shown == shown
-    assert not slurm.cancelled
-
-
-def test_a_job_whose_controller_stays_silent_is_cancelled(
-    paths: LabPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slurm = SlowSlurm(paths, "RUNNING", "error")
-
-    with pytest.raises(HpcToolkitError, match="Unable to contact"):
-        slurm.run(monkeypatch)
-
-    assert slurm.cancelled
 
 
 def test_a_daemon_that_does_not_answer_is_an_error_not_a_wait(

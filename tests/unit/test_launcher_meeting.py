@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.system.processes import handling
-from hpc_toolkit.training.launch import meeting
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.training.launch.meeting import Address, find, publish
 from hpc_toolkit.training.launch.plan import Plan
 from hpc_toolkit.training.launch.rendezvous import (
@@ -131,12 +125,6 @@ def pair() -> Pair:
 # The run directory
 
 
-def test_an_address_with_colons_is_read_back() -> None:
-    assert Address.parse(str(Address("fe80::1", 80))) == Address("fe80::1", 80)
-    with pytest.raises(RunError, match="'n0' is not the address"):
-        Address.parse("n0")
-
-
 def test_the_address_of_an_earlier_start_is_not_taken_for_this_one(tmp_path: Path) -> None:
     clock = ManualClock()
     publish(tmp_path / "rendezvous" / "12.0.0", Address("n0", 1))
@@ -158,35 +146,6 @@ def test_a_name_that_another_launch_has_is_refused(tmp_path: Path) -> None:
 
     assert "--rdzv-id" in caught.value.hint
     assert find(tmp_path / "rendezvous" / "mine", timeout_s=1).port == 1
-
-
-def test_waiting_for_node_0_ends_after_the_start_timeout(tmp_path: Path) -> None:
-    clock = ManualClock()
-    started = clock.monotonic()
-
-    with pytest.raises(RunError, match=r"within 45\.0 s") as caught:
-        find(
-            tmp_path / "rendezvous" / "none",
-            timeout_s=45,
-            monotonic=clock.monotonic,
-            sleep=clock.advance,
-        )
-
-    assert clock.monotonic() - started == pytest.approx(45)
-    assert "--start-timeout" in caught.value.hint
-
-
-@pytest.mark.torch
-def test_a_port_that_another_program_has_is_told_with_what_to_do() -> None:
-    pytest.importorskip("torch")
-    from hpc_toolkit.training.launch.rendezvous import _serve
-
-    with socket.create_server(("0.0.0.0", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on port {port}") as told:
-            _serve(port, 5)
-
-    assert told.value.hint.startswith("choose another port for all nodes with --master-port")
 
 
 # Rounds
@@ -276,29 +235,6 @@ def test_a_launch_is_finished_when_the_ranks_of_all_nodes_are(pair: Pair) -> Non
     assert first.finish()
 
 
-def test_a_new_round_forgets_who_was_done_with_the_last(pair: Pair) -> None:
-    _, clock, first, second = pair
-    first.finish()
-    together(first, second)
-
-    clock.advance(1)
-    assert not second.finish()
-
-
-def test_the_store_is_asked_at_most_twice_a_second(pair: Pair) -> None:
-    store, clock, first, _ = pair
-    clock.advance(1)
-    first.wanted()
-    before = store.asked
-
-    for _ in range(20):
-        first.wanted()
-        first.ended()
-        clock.advance(0.02)
-
-    assert store.asked == before
-
-
 def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0(pair: Pair) -> None:
     store, clock, _, second = pair
     store.gone = True
@@ -330,35 +266,3 @@ def test_node_0_holds_the_store_until_those_that_came_have_left(pair: Pair) -> N
     # Nobody waits for a node that never came.
     rounds_of(SharedStore(), 0, 2, clock, passing=True).leave(5)
     assert clock.monotonic() - started == waited
-
-
-def test_nodes_that_saved_leave_together(pair: Pair) -> None:
-    _, clock, first, second = pair
-    second.sleep = clock.advance
-    started = clock.monotonic()
-
-    second.leave(30, together=True)
-
-    assert clock.monotonic() - started >= 30
-    first.leave(30, together=True)
-
-
-def test_a_signal_waits_until_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = []
-
-    class Torch(ModuleType):
-        """Stands in for torch: a signal comes while it is imported."""
-
-        def __getattr__(self, name: str) -> Any:
-            signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
-            imported.append(name)
-            return name
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(sys.modules, "torch.distributed", Torch("torch.distributed"))
-
-    with handling([signal.SIGUSR2], end), pytest.raises(KeyboardInterrupt):
-        meeting.open_store(Address("n0", 1), 1.0, serve=True)
-    assert "TCPStore" in imported

@@ -69,46 +69,6 @@ def test_items_per_claim_sizes_the_units_also_of_items_that_are_added() -> None:
     assert [[unit.count for unit in one.units] for one in segments] == [[3, 3, 1], [3, 1]]
 
 
-def test_only_an_open_list_may_begin_empty() -> None:
-    Path("items.jsonl").touch()
-    words = ("init", "run", "--items", "items.jsonl", "--command", "true")
-
-    assert CliRunner().invoke(load_commands("init"), words).exit_code == 1
-    ended = CliRunner().invoke(load_commands("init"), [*words, "--open"])
-
-    assert (ended.exit_code, ended.stdout) == (0, "run\n")
-    assert ended.stderr == "0 items; 'hpctk add run --items FILE' adds some\n"
-
-
-@pytest.mark.parametrize("number", ["0", "257"])
-def test_items_per_claim_has_limits(number: str) -> None:
-    error = init("--count", "3", "--command", "true", "--items-per-claim", number)
-
-    assert isinstance(error, ConfigError), repr(error)
-    assert error.message == f"items_per_claim must be 1 to 256, got {number}"
-
-
-def test_options_override_the_file() -> None:
-    Path("bench.toml").write_text(FILE)
-    words = ("--grid", "lr=1,2", "--command", "echo {lr}", "--group-by", "lr", "--timeout", "1h")
-
-    items, stage = made(init("--config", "bench.toml", *words))
-
-    assert items == [{"lr": 1}, {"lr": 2}]
-    assert (stage.workload.command, stage.timeout_s) == ("echo {lr}", 3600.0)
-
-
-def test_a_count_keeps_the_key_of_the_file_and_other_code_drops_its_options() -> None:
-    Path("b.toml").write_text('count = 5\nkey = "seed"\nworkload = "x:Y"\noptions = { a = 1 }\n')
-
-    items, stage = made(init("--config", "b.toml", "--count", "2", "--command", "echo {seed}"))
-
-    assert items == [{"seed": 0}, {"seed": 1}]
-    assert (stage.workload.function, stage.workload.options) == (None, {})
-    error = CliRunner().invoke(load_commands("init"), ["init", "r", "--grid", "a=1", "--key", "b"])
-    assert "--key needs --count" in str(error.exception)
-
-
 def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
     Path("below").mkdir()
     Path("below/items.csv").write_text("n\n7\n")

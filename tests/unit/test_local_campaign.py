@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpc_toolkit.engines.localcampaign import work_campaign
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
-from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions
+from hpc_toolkit.worker.worker import WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,33 +56,6 @@ class PlayedRun:
 def play(root: Path, work: Callable[[Callable[[], None]], int]) -> int:
     run: Any = PlayedRun(root, work)
     return work_campaign(run, 1, WorkerOptions())
-
-
-def test_a_failure_of_the_coordinator_after_the_workers_left_is_reported(
-    root: Path, told: list[int]
-) -> None:
-    def complete(_tick: Callable[[], None]) -> int:
-        (root / "workers-left").touch()
-        return EXIT_COMPLETE
-
-    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 3"):
-        play(root, complete)
-    # Nobody is left whom it could tell to leave but this process itself.
-    assert told == []
-
-
-def test_workers_leave_if_the_coordinator_fails(root: Path, told: list[int]) -> None:
-    def drained(tick: Callable[[], None]) -> int:
-        (root / "workers-left").touch()
-        end = time.monotonic() + 30
-        while not told and time.monotonic() < end:
-            tick()
-        tick()
-        return TRY_AGAIN
-
-    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 3"):
-        play(root, drained)
-    assert told == [signal.SIGTERM]
 
 
 def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_lived_long(

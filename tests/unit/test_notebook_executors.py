@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -14,8 +13,7 @@ import pytest
 
 from hpc_toolkit import notebook
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.notebook.executors import LOCAL, Resources
-from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.notebook.executors import Resources
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec, option, read_spec
@@ -135,12 +133,6 @@ def test_a_fact_with_a_newline_is_refused_where_no_file_was_checked(folder: Path
         notebook.executor(site, folder=folder, gpus_per_node=1)
 
 
-def test_srun_is_told_the_cpus_that_it_forgets(folder: Path) -> None:
-    text = notebook.preview(notebook.executor(SITE, folder=folder, cpus_per_task=3))
-
-    assert re.search(r"^srun .*--cpus-per-task=3 ", text, re.MULTILINE)
-
-
 def test_a_command_that_fails_before_the_step_ends_the_job(folder: Path, tmp_path: Path) -> None:
     site = replace(SITE, env=(("GREETING", "it's $HOME"),))
     executor = notebook.executor(site, folder=folder, setup=["sh -c 'exit 3'"])
@@ -161,16 +153,6 @@ def test_a_site_whose_nodes_are_to_be_set_up_is_refused_with_its_file(folder: Pa
         notebook.executor(site, folder=folder)
 
     assert "node_setup=()" in it.value.hint
-
-
-def test_a_login_shell_is_made_up_for_where_modules_need_one(folder: Path) -> None:
-    site = replace(SITE, login_shell=True, modules=("cuda/12",), nccl=(("NCCL_IB_HCA", "mlx5"),))
-
-    lines = notebook.preview(notebook.executor(site, folder=folder, gpus_per_node=1)).splitlines()
-
-    load = next(line for line in lines if line.startswith("module load cuda/12 || "))
-    assert lines.index("source /etc/profile") < lines.index(load)
-    assert "export NCCL_IB_HCA=mlx5" in lines
 
 
 @pytest.mark.parametrize(
@@ -195,24 +177,6 @@ def test_a_resource_that_no_job_could_have_is_refused(
     with pytest.raises(HpcToolkitError, match=match) as error:
         notebook.executor(SITE, folder=folder, **resources)
     assert hint in error.value.hint
-
-
-def test_the_parameters_of_an_executor_are_fixed(folder: Path) -> None:
-    executor: Any = notebook.executor(SITE, folder=folder)
-
-    with pytest.raises(ConfigError, match="slurm_time: the parameters"):
-        executor.update_parameters(slurm_time="1:00:00\n#SBATCH --evil=1")
-
-
-def test_without_slurm_the_hint_is_this_machine(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)  # the checkout may be where hpctk submits nothing
-
-    with pytest.raises(ConfigError, match="no Slurm here") as error:
-        notebook.executor(SITE, folder=folder)
-    assert "cluster='local'" in error.value.hint
 
 
 @pytest.mark.parametrize("name", ["50%", "back\\slash", "new\nline"])
@@ -256,124 +220,3 @@ def test_a_job_does_not_inherit_the_job_around_the_notebook(
     assert kept.items() <= sent.items()
     assert dict(os.environ) == before
     assert "overrides" not in capfd.readouterr().err
-
-
-def test_a_variable_that_overrides_the_script_is_named_and_none_names_the_job(
-    sbatch: KeptJobs,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """The name of a job of the run is noted, and compared before a cancel."""
-    monkeypatch.setenv("SBATCH_ACCOUNT", "aip-x")
-    monkeypatch.setenv("SBATCH_JOB_NAME", "other")
-
-    notebook.executor(SITE, folder=folder, job_name="mine").submit(int, 1)
-
-    said = capfd.readouterr().err
-    assert "warning: SBATCH_ACCOUNT in the environment overrides" in said
-    assert "SBATCH_JOB_NAME" not in said
-    assert sbatch.environ()["SBATCH_ACCOUNT"] == "aip-x"
-    assert "SBATCH_JOB_NAME" not in sbatch.environ()
-    assert sbatch.options()[0]["job-name"] == "mine"
-
-
-def test_an_array_is_split_where_the_site_limits_it(sbatch: KeptJobs, folder: Path) -> None:
-    executor: Any = notebook.executor(replace(SITE, max_array_size=3), folder=folder)
-
-    jobs = executor.map_array(abs, range(7))
-
-    assert [script.get("array") for script in sbatch.options()] == ["0-2%3", "0-2%3", None]
-    assert [job.job_id for job in jobs] == [
-        *("100_0", "100_1", "100_2", "101_0", "101_1", "101_2", "102"),
-    ]
-    assert [job.submission().args for job in jobs] == [(number,) for number in range(7)]
-
-
-def test_what_was_taken_before_a_refusal_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAILS_FROM", "102")
-    executor: Any = notebook.executor(replace(SITE, max_array_size=2), folder=folder)
-
-    with pytest.raises(slurm.SlurmError, match="sbatch: sbatch: error: too many jobs") as error:
-        executor.map_array(abs, range(6))
-    assert (
-        "4 elements were accepted and will run; 'scancel 100, 101' cancels them" in error.value.hint
-    )
-
-
-def test_jobs_whose_answer_was_lost_are_found_and_not_submitted_again(
-    folder: Path, sbatch: KeptJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slurm, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setenv("LOSES", "1")
-    executor: Any = notebook.executor(replace(SITE, max_array_size=2), folder=folder)
-
-    found = executor.map_array(abs, range(5))
-
-    assert [job.job_id for job in found] == ["100_0", "100_1", "101_0", "101_1", "102"]
-    assert len(sbatch.options()) == 3
-
-
-def test_this_machine_is_one_node(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nodes: .*this machine is one node"):
-        notebook.executor(LOCAL, folder=folder, nodes=2)
-
-
-def test_the_variable_names_the_cluster_where_none_is_given(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPCTK_CLUSTER", LOCAL)
-
-    assert notebook.executor(folder=folder).cluster == LOCAL
-
-
-@pytest.mark.parametrize(
-    ("visible", "asked_for", "seen", "note"),
-    [
-        ("5,7", 1, "5", ""),
-        ("GPU-8a,MIG-1", 2, "GPU-8a,MIG-1", ""),
-        ("5,7", 4, "5,7", "note: 4 GPUs were requested, and 2 are here"),
-    ],
-)
-def test_local_jobs_see_the_gpus_of_this_process(
-    visible: str,
-    asked_for: int | None,
-    seen: str,
-    note: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    given: dict[str, Any] = {}
-
-    def start(**words: Any) -> None:
-        given.update(words)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("submitit.local.local.start_controller", start)
-    executor = notebook.executor(LOCAL, folder=folder, gpus_per_node=asked_for)
-
-    with pytest.raises(KeyboardInterrupt):
-        executor.submit(int, 1)
-
-    assert given["cuda_devices"] == seen
-    assert note in capfd.readouterr().err
-
-
-def test_a_local_job_has_no_time_limit_unless_it_is_given_one(folder: Path) -> None:
-    long: Any = notebook.executor(LOCAL, folder=folder)
-    short: Any = notebook.executor(LOCAL, folder=folder, time="1:30:00")
-
-    assert long.parameters["timeout_min"] == 365 * 24 * 60
-    assert short.parameters["timeout_min"] == 90
-
-
-def test_what_local_jobs_do_not_get_is_said(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    notebook.executor(LOCAL, folder=folder, modules=["cuda"])
-
-    assert "note: modules, setup, env: local jobs have" in capfd.readouterr().err

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +17,7 @@ from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.submit.outlook import left_lines, sized
 from tests.toyrun import ToyRun
-from tests.unit.playedcampaign import SECONDS, Played, toy
+from tests.unit.playedcampaign import Played, toy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,22 +86,6 @@ def array(elements: str) -> Ask:
     return ask_of(spec, SITE)
 
 
-def test_an_array_is_forecast_on_the_jobs_that_run_at_once(tmp_path: Path) -> None:
-    run, nine = measured(tmp_path), array("0-17%9")
-
-    said, warnings = left_lines(run, nine)
-
-    assert asked_line(nine) == (
-        "each of 18 jobs of the array (9 at once) requests 1 node with 4 GPUs for 12:00:00:"
-        " up to 48.0 GPU-hours, 96.0 USD; together 864 GPU-hours, 1,728 USD"
-    )
-    assert (said, warnings) == left_lines(run, ask(9, hours=12))
-    assert " on 36 workers, " in said[0]
-    assert left_lines(run, array("0-9"))[1] == [
-        "nodes will be idle: 36 units for 40 workers; 9 nodes are enough"
-    ]
-
-
 SEARCH = {"policy": "random", "budget": 8, "pending": 2}
 
 
@@ -114,37 +94,6 @@ def campaign(root: Path, patch: pytest.MonkeyPatch, waits: int, **more: Any) -> 
     search = {**SEARCH, **more.pop("search", {})}
     assert Played(root, toy(search, **more), patch).killed(waits)
     return Run.open(root)
-
-
-def test_a_campaign_without_results_is_forecast_from_the_durations_that_it_states(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = dict.fromkeys(SECONDS, 3600)
-    silent = campaign(fast_dir / "silent", monkeypatch, 0)
-    stated = campaign(fast_dir / "stated", monkeypatch, 0, tasks={"seconds": seconds})
-
-    nothing, _ = left_lines(silent, ask(1))
-    hours, _ = left_lines(stated, ask(1))
-
-    assert nothing[0].endswith("; no forecast before the first result or [tasks] seconds")
-    assert re.search(r"yet\): \d+ h .* on 4 workers", hours[0])
-    assert "  Durations are those of [tasks] seconds." in hours
-    assert any(
-        text.startswith("  Left out, because no duration is known: stage metrics") for text in hours
-    )
-
-
-def test_nodes_beyond_the_pending_arms_of_a_search_are_named(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = campaign(fast_dir / "run", monkeypatch, 2)
-
-    assert left_lines(run, ask(2))[1] == []
-    (warning,) = left_lines(run, ask(3))[1]
-    assert warning == (
-        "nodes will be idle: the search requests at most 6 items at once, for 12 workers;"
-        " 2 nodes are enough, or raise 'pending' in [search]"
-    )
 
 
 def test_a_time_limit_that_is_too_short_is_named_with_one_that_is_enough(tmp_path: Path) -> None:
@@ -173,27 +122,6 @@ def test_nodes_without_a_unit_are_told_unless_items_may_follow(tmp_path: Path) -
     assert left_lines(measured(tmp_path / "open", sealed=False), one)[1] == []
 
 
-def test_a_chain_is_proposed_where_the_longest_job_is_too_short(tmp_path: Path) -> None:
-    site = replace(SITE, max_walltime_s=5 * 3600)
-
-    (warning,) = left_lines(measured(tmp_path), ask(1, hours=5, site=site))[1]
-
-    assert re.fullmatch(
-        r"05:00:00 is too short for all items; [2-9] jobs in a row are enough", warning
-    )
-
-
-def test_units_of_running_workers_are_not_counted_for_new_nodes(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 8, unit=1)
-    worker = toy.worker("w1", host="far", boot="other", at=time.time())
-    for item in range(4):
-        worker.claim(toy.unit_name(item))
-
-    (warning,) = left_lines(toy.reopen(), ask(2))[1]
-
-    assert warning == "nodes will be idle: 4 units for 8 workers; 1 node is enough"
-
-
 @pytest.mark.parametrize(
     ("done", "hours", "message"),
     [
@@ -209,11 +137,6 @@ def test_a_time_for_which_no_size_is_known_is_refused(
 
     assert message in caught.value.message
     assert caught.value.hint
-
-
-def test_the_most_nodes_of_a_cluster_are_not_exceeded(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="1 node may take"):
-        sized(measured(tmp_path), replace(ask(1), most_nodes=1), 8 * 3600)
 
 
 @pytest.fixture
@@ -275,12 +198,3 @@ def test_a_size_is_chosen_alone_and_for_a_list(
 
     assert isinstance(error, ConfigError), repr(error)
     assert message in error.message
-
-
-def test_without_measured_durations_numpy_is_not_loaded() -> None:
-    """It would take longer than everything else that 'hpctk submit' does."""
-    code = "import sys, hpc_toolkit.submit.outlook; print('numpy' in sys.modules)"
-
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert ended.stdout == "False\n"

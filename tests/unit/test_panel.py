@@ -18,11 +18,9 @@ from hpc_toolkit.results.explain import Failures
 from hpc_toolkit.results.progress import NO_WORKER, OPEN, PAUSED, StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
 from hpc_toolkit.system.terminal import printable
-from hpc_toolkit.worker.pausing import closing
-from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 
 def status(**changes: Any) -> Status:
@@ -71,14 +69,6 @@ def test_a_line_tells_counts_workers_and_what_is_left() -> None:
     )
 
 
-def test_running_items_without_a_result_for_minutes_are_named() -> None:
-    silent = status(silent_s=130.0, elapsed_s=200.0)
-
-    assert one_line(silent).endswith(", 4 running, no result for 2 min")
-    assert "no result for 2 min" in next(row.text for row in panel(silent) if row.label == "speed")
-    assert "running" not in one_line(status(silent_s=59.0))
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -105,55 +95,6 @@ def test_running_items_without_a_result_for_minutes_are_named() -> None:
 )
 def test_a_headline_says_how_a_run_stands(changes: dict[str, Any], words: str) -> None:
     assert headline(status(**changes)) == words
-
-
-def test_items_that_a_search_may_ask_for_count_in_the_bar() -> None:
-    counts = StageCounts(total=60, done=45, running=2, pending=13, coming=40)
-
-    row, parts = panel(status(stages={"tasks": counts}))[1:3]
-
-    assert row == Row("tasks", " 45%  45 of up to 100", bar=Bar(0.45, 0.0, 0.02))
-    assert parts.text == "2 running, 13 pending, 40 not requested yet"
-
-
-def test_failures_name_hosts_and_the_command_to_look_deeper() -> None:
-    again = failures("OSError: #", 0, retrying=7, hosts={"n1": 4, "n2": 2, "n3": 1})
-    rows = panel(status(run="runs/a b", failures=[failures("ValueError: #"), again]))
-
-    shown = [(row.label, row.text) for row in rows if row.label in ("failed", "retrying", "")]
-    assert shown[2:] == [
-        ("failed", "1 x ValueError: #"),
-        ("", 'on n1, {"n": 1}'),
-        ("", "hpctk explain 'runs/a b' --item 17"),
-        ("retrying", "7 x OSError: #"),
-        ("", 'on n1, n2 and 1 more host, {"n": 1}'),
-        ("", "hpctk explain 'runs/a b' --item 17"),
-        ("", "hpctk retry 'runs/a b'  makes failed items pending again"),
-    ]
-
-
-def test_work_ends_with_what_happened_and_what_to_do_next(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "a b", 2, unit=2)
-    worker = toy.worker("w", started=90.0, at=110.0)
-    worker.claim(toy.unit_name(0))
-    worker.attempt(0, at=100.0, seconds=2.0)
-    path, quoted = str(toy.root), f"'{toy.root}'"
-
-    assert closing(toy.view(), path) == f"{path}: 1 of 2 items left: hpctk status {quoted}"
-    worker.attempt(1, at=103.5)
-    assert closing(toy.view(), path) == f"{path}: 2 items done in 5.5 s: hpctk gather {quoted}"
-    assert headline(toy.reopen().status()) == "complete after 5.5 s"
-    assert closing(toy.view(), path, campaign=True) == f"{path}: 2 items done in 5.5 s"
-
-
-def test_results_that_are_not_shown_yet_stand_with_the_workers() -> None:
-    def workers(**changes: Any) -> str:
-        rows = panel(status(old_copies=3, **changes))
-        return next(row.text for row in rows if row.label == "workers")
-
-    assert workers() == "4 alive, 1 dead, 3 with results not shown here yet"
-    assert workers(deaths=1) == "4 alive, 1 dead, 1 death seen, 3 with results not shown here yet"
-    assert workers(complete=True) == "4 alive, 1 dead"
 
 
 @pytest.mark.parametrize(
@@ -202,15 +143,6 @@ def test_no_line_is_wider_than_the_terminal(columns: int, unicode: bool) -> None
     assert "startsomewiththisorthat" * 5 in text
 
 
-def test_what_does_not_fit_is_counted() -> None:
-    rows = panel(status(failures=[failures("Error")]))
-
-    lines = draw(rows, Look(), most=5)
-
-    assert lines[:4] == draw(rows, Look())[:4]
-    assert lines[4:] == [f"  ... {len(draw(rows, Look())) - 4} more lines"]
-
-
 @pytest.mark.parametrize("bad", ["\x1b[2J", "\u202e", "\x9b2J", "\r"])
 def test_no_value_of_a_run_controls_the_terminal(bad: str) -> None:
     hostile = status(
@@ -240,21 +172,6 @@ def test_no_value_of_a_run_becomes_a_tag(name: str, reason: str, error: str) -> 
 
     assert Tags(found).tags == plain.tags
     assert printable(f"<script>{reason}") in Tags(found).text
-
-
-def test_a_run_shows_itself_in_a_notebook(toy: ToyRun) -> None:
-    assert "0%  0 of 4" in toy.run._repr_html_()
-
-
-def test_a_terminal_is_told_why_nothing_moves_when_that_changed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    display = StatusDisplay()
-
-    for reason in ("", "it waits", "it waits", "it \x1b[2J starts", ""):
-        display.show(status(reason=reason))
-
-    assert capsys.readouterr().out.splitlines()[1:] == ["it waits", r"it \x1b[2J starts"]
 
 
 def test_a_notebook_gets_one_piece_that_is_replaced(

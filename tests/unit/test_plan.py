@@ -59,14 +59,6 @@ def test_equal_items_take_what_those_took_that_ended() -> None:
     assert found.time_s.median == pytest.approx(2380, rel=0.03)
 
 
-def test_equal_seeds_have_equal_forecasts() -> None:
-    stage = plain(100, 20, lambda n: 1.0 + n % 7)
-
-    first, again, other = (Forecaster(run_of(stage), seed=n).forecast(3) for n in (5, 5, 6))
-
-    assert first == again != other
-
-
 def test_an_item_that_runs_for_long_takes_longer_than_it_has() -> None:
     stage = plain(40, 20, lambda _: 10.0)
     held = (Batch("", 0, 1, holder="w", age_s=500.0), *stage.batches[1:])
@@ -388,19 +380,3 @@ def test_list_scheduling_is_near_the_queues_own_code() -> None:
     listed = Forecaster(typed_work(120, 12), guess).forecast(4).time_s.median
 
     assert listed == pytest.approx(simulate(scenario).makespan_s, rel=0.05)
-
-
-def test_very_many_units_are_shared_as_list_scheduling_would(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    guess = Guess(5.0, load_s=8.0)
-    shared = Forecaster(typed_work(3_000, 1_000), guess).forecast(4, within_s=2_000.0)
-    monkeypatch.setattr("hpc_toolkit.planning.forecast._MANY", math.inf)
-
-    listed = Forecaster(typed_work(3_000, 1_000), guess).forecast(4, within_s=2_000.0)
-
-    assert shared.time_s.median == pytest.approx(listed.time_s.median, rel=0.01)
-    assert shared.worker_s.median == pytest.approx(listed.worker_s.median, rel=0.01)
-    assert shared.share is not None
-    assert listed.share is not None
-    assert shared.share.median == pytest.approx(listed.share.median, rel=0.03)

@@ -98,20 +98,6 @@ def test_tasks_of_which_nothing_is_known_are_left_out_and_named(
     assert plan_of(work, Guess(10.0)).items == 44
 
 
-def test_a_search_that_ends_by_the_clock_is_not_longer(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    search = {"policy": "random", "wall_hours": 1e-3, "pending": 2}
-    work = played(fast_dir / "r", monkeypatch, search, 2)
-
-    assert work.coming == 48
-    assert work.ends_s == pytest.approx(3.6)
-    now, never = (
-        Forecaster(replace(work, ends_s=at), draws=4).forecast(1).time_s for at in (0.0, None)
-    )
-    assert now.high < never.low / 2
-
-
 def test_a_round_waits_for_the_round_before_and_for_the_decision(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import json
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET
 
 import pytest
 from click.testing import CliRunner
@@ -14,13 +13,12 @@ from click.testing import CliRunner
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.forecast import Forecaster, Interval
-from hpc_toolkit.planning.nodes import Worker, choose, node_of, recommended
-from hpc_toolkit.planning.plan import as_lines, make_plan, plan_svg
+from hpc_toolkit.planning.nodes import Worker, choose, node_of
+from hpc_toolkit.planning.plan import make_plan
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.timeleft import Kept, compare, read_plan
 from hpc_toolkit.planning.work import Guess, Work, typed_work
-from hpc_toolkit.slurm.clusters.facts import load_cluster, parse_cluster
-from hpc_toolkit.system.ranks import boot_id, host_name
+from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-    from hpc_toolkit.planning.plan import Plan
 
 SITE = parse_cluster(
     """
@@ -51,10 +48,6 @@ SURE = Guess(100.0, factor=1.01, spread=0.01)
 
 def forecaster(items: int = 14_400, guess: Guess = SURE) -> Forecaster:
     return Forecaster(typed_work(items), guess, draws=20)
-
-
-def plan_of(**more: Any) -> Plan:
-    return make_plan(typed_work(9_000), SURE, [1, 2], SITE, NODE, draws=8, **more)
 
 
 class Toy:
@@ -104,18 +97,6 @@ def test_how_long_an_item_has_run_is_told_by_its_workers_own_clock(tmp_path: Pat
     # Its last heartbeat was 20 s after its last line, whatever our clock says.
     assert stage.batches[0].age_s == 20.0
     assert not stage.batches[0].loading
-
-
-def test_the_age_on_this_host_is_up_to_now(tmp_path: Path) -> None:
-    toy = Toy(tmp_path)
-    presence = replace(
-        toy.worker.presence.presence, host=host_name(), boot=boot_id(), pid=1, ticks=0
-    )
-    toy.worker.presence.update(**{n: getattr(presence, n) for n in ("host", "boot", "pid")})
-
-    (stage,) = toy.work().stages
-
-    assert stage.batches[0].age_s == 25.0
 
 
 def test_what_failed_and_is_tried_again_is_counted(tmp_path: Path) -> None:
@@ -178,13 +159,6 @@ def test_what_a_node_does_not_have_is_refused(worker: Worker, gpus: int | None, 
         node_of(SITE, worker, gpus=gpus)
 
 
-def test_of_a_node_of_which_nothing_is_known_one_worker_is_assumed() -> None:
-    node = node_of(load_cluster("generic"), Worker())
-
-    assert (node.workers, node.price_per_hour, node.watts) == (1, None, None)
-    assert "--workers-per-node" in node.why
-
-
 def test_cost_and_energy_are_those_of_the_node_with_its_gpus() -> None:
     assert (NODE.price_per_hour, NODE.watts) == (3.0, 2000.0)
 
@@ -200,10 +174,6 @@ def test_cost_and_energy_are_those_of_the_node_with_its_gpus() -> None:
     assert found.energy_kwh.median == pytest.approx(2 * found.node_hours.median)
 
 
-def test_a_price_of_a_gpu_that_is_given_stands_for_the_clusters() -> None:
-    assert node_of(SITE, Worker(), price_per_gpu_hour=2.0).price_per_hour == 8.0
-
-
 def test_a_limit_cuts_the_work_into_jobs_that_follow_each_other() -> None:
     alone = choose(forecaster(), NODE, 10)
     assert alone.ask_s >= alone.forecast.time_s.high
@@ -214,32 +184,6 @@ def test_a_limit_cuts_the_work_into_jobs_that_follow_each_other() -> None:
     assert found.ask_s == 2 * 3600
     # 10 hours of work, and 2 hours less what each end costs.
     assert found.in_a_row == 6
-
-
-def test_the_page_begins_with_what_to_ask_for() -> None:
-    able = make_plan(typed_work(9_000), SURE, [1, 8, 20], SITE, NODE, within_s=9 * 3600.0, draws=8)
-    late = make_plan(typed_work(9_000), SURE, [1], SITE, NODE, within_s=3600.0, draws=8)
-
-    best = recommended(able.choices)
-    assert best is not None
-    assert best.nodes == 8
-    assert as_lines(able)[0].startswith("Request 8 nodes and --time=")
-    assert "USD" in as_lines(able)[0]
-    assert as_lines(late)[0].startswith("No row is done within 1 h")
-
-
-def test_a_limit_that_no_item_keeps_is_told() -> None:
-    assert not forecaster().fits(90)
-    assert choose(forecaster(), NODE, 10, limit_s=90).in_a_row == 0
-
-
-def test_a_picture_is_svg_and_the_same_each_time() -> None:
-    plan = plan_of(within_s=3600.0)
-
-    drawn = plan_svg(plan)
-
-    assert drawn == plan_svg(plan_of(within_s=3600.0))
-    assert len(list(ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}circle"))) == 2
 
 
 def test_a_plan_is_compared_with_what_came(tmp_path: Path) -> None:
@@ -264,30 +208,6 @@ def test_a_plan_is_compared_with_what_came(tmp_path: Path) -> None:
     assert found.items() >= {"complete": True, "workers": 1, "real_s": 100.0}.items()
     assert found["error"] == pytest.approx(found["predicted_s"] / 100.0 - 1.0)
     assert found["inside"] == (found["low_s"] <= 100.0 <= found["high_s"])
-
-
-def test_the_time_before_the_first_worker_is_no_work(tmp_path: Path) -> None:
-    """Days in Slurm's queue, say; a worker that loads has claimed, and written nothing."""
-    toy = ToyRun(tmp_path / "run", 4, unit=2)
-    plan = Kept("run", 1_000.0, ((1, Interval(90.0, 100.0, 110.0)),), working=False)
-    unclaimed = compare(toy.view(), ManualClock(50_000.0), plan)
-    worker = toy.worker("w1", host="far", boot="other", started=60_000.0, at=60_010.0)
-    worker.claim(toy.unit_name(0))
-    loading = compare(toy.view(), ManualClock(60_030.0), plan)
-    worker.attempt(0, at=60_050.0, seconds=5.0)
-    worker.attempt(1, at=60_055.0, seconds=5.0)
-    worker.release(at=60_055.0, seconds=54.0)
-    worker.claim(toy.unit_name(2))
-    worker.attempt(2, at=60_060.0, seconds=5.0)
-    worker.attempt(3, at=60_101.0, seconds=41.0)
-    worker.release(at=60_101.0, seconds=46.0)
-
-    found = compare(toy.view(), ManualClock(9e9), plan)
-
-    keys = ("waited_s", "real_s", "inside")
-    assert [unclaimed[key] for key in keys] == [49_000.0, 0.0, None]
-    assert [loading[key] for key in keys] == [59_000.0, 30.0, None]
-    assert [found[key] for key in keys] == [59_000.0, 101.0, True]
 
 
 @pytest.mark.parametrize("off", [86_400.0, -86_400.0], ids=["ahead", "behind"])
@@ -373,17 +293,3 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None
 
     assert isinstance(found.exception, ConfigError)
     assert said in found.exception.message
-
-
-def test_a_comparison_shows_the_wait_before_the_first_worker(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 4, unit=2)
-    work = read_work(toy.view(), ManualClock(time.time()), given=str(toy.root))
-    record = make_plan(work, SURE, [1], SITE, NODE, draws=8).to_json()
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps({**record, "at": record["at"] - 7_200.0}))
-
-    found = call(str(toy.root), "--check", str(path))
-
-    assert found.exit_code == 75
-    assert "waited     2 h 00 min for the first worker, which is not counted" in found.stdout
-    assert "4 items left" in found.stdout

@@ -184,20 +184,6 @@ def test_a_script_whose_lines_end_otherwise_is_edited_and_can_be_mended() -> Non
     assert DEFAULT.read_bytes() == unix
 
 
-def test_a_clusters_file_is_found_from_another_directory(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written("nodes = 2\n", Path("site.toml"))
-    call("--cluster", "./site.toml", "--nodes", "2")
-    (elsewhere / "below").mkdir()
-    monkeypatch.chdir(elsewhere / "below")
-
-    result = call("--check", f"../{DEFAULT}")
-
-    assert result.stdout == f"../{DEFAULT}: up to date\n"
-    assert call("--from", f"../{DEFAULT}").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -232,23 +218,3 @@ def test_from_renders_a_script_again_with_other_options() -> None:
     assert "#SBATCH --begin=18:00\n#SBATCH --comment=new\n" in script
     assert "--mem=4G" not in script
     assert "export A=1\n" in script
-
-
-def test_from_keeps_the_path_of_a_cluster_and_the_template() -> None:
-    site = written("nodes = 2\n", Path("site.toml"))
-    call("array", "--cluster", str(site.absolute()), "--array", "0-3", "-o", "a.sbatch")
-
-    result = call("--from", "a.sbatch", "-o", "-")
-
-    assert result.stdout == Path("a.sbatch").read_text()
-
-
-def test_from_does_not_overwrite_an_edited_script() -> None:
-    call("--nodes", "2")
-    edited = DEFAULT.read_text() + "echo mine\n"
-    written(edited)
-
-    error = refused("--from", str(DEFAULT), "--nodes", "3")
-
-    assert "was edited since it was rendered" in error.message
-    assert DEFAULT.read_text() == edited

@@ -11,7 +11,7 @@ import pytest
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import TRAININGS, read_spec
+from hpc_toolkit.slurm.render.spec import read_spec
 from tests.scripttext import batch_options, batch_program
 
 GENERIC, LAB, KILLARNEY = (load_cluster(name) for name in ("generic", "lab", "killarney"))
@@ -42,13 +42,6 @@ def srun(text: str) -> list[str]:
 # --- who starts the ranks ---
 
 
-def test_a_module_is_started_like_a_script() -> None:
-    words = ("-m", "package.train", "--lr", "1")
-
-    assert program(script(command=words)).endswith(" --max-restarts=3 -m package.train --lr 1")
-    assert program(script("train-cpu", command=words)) == "/p/python -m package.train --lr 1"
-
-
 @pytest.mark.parametrize(
     ("template", "words", "match"),
     [
@@ -62,33 +55,6 @@ def test_what_starts_no_training_is_refused(
 ) -> None:
     with pytest.raises(RenderError, match=match):
         script(template, command=words)
-
-
-def test_a_launcher_on_each_node_starts_its_ranks_and_has_all_of_their_cpus() -> None:
-    text = script(**TWO_NODES)
-
-    assert option(text, "ntasks-per-node") == "1"
-    assert option(text, "gpus-per-node") == "l40s:4"
-    assert option(text, "cpus-per-task") == "32"
-    assert "OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK > 4 ? SLURM_CPUS_PER_TASK / 4 : 1))" in text
-    assert program(text) == (
-        "/p/python -P -m hpc_toolkit launch --run-dir=runs/job --backend=gloo "
-        "--nproc-per-node=4 --max-restarts=3 train.py --lr 1"
-    )
-    assert srun(text) == ["--cpu-bind=none"]
-
-
-def test_srun_starts_every_rank_where_that_is_asked_for() -> None:
-    text = script(**TWO_NODES, launch="task-per-gpu")
-
-    assert option(text, "ntasks-per-node") == "4"
-    assert option(text, "cpus-per-task") == "8"
-    assert "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" in text
-    # Options of a launcher would be refused, since there is none.
-    assert program(text) == (
-        "/p/python -P -m hpc_toolkit launch --run-dir=runs/job --backend=gloo train.py --lr 1"
-    )
-    assert srun(text) == ["--cpu-bind=cores"]
 
 
 @pytest.mark.parametrize(
@@ -170,29 +136,9 @@ def test_gloo_is_told_of_the_sites_network_and_nccl_only_where_there_are_gpus() 
     assert "GLOO_SOCKET_IFNAME" not in script("command", site)
 
 
-@pytest.mark.parametrize("template", TRAININGS)
-def test_ranks_are_warned_before_the_time_limit_and_start_again_after_75(template: str) -> None:
-    gpus: dict[str, Any] = (
-        {} if template in ("train-cpu", "train-single-gpu") else {"gpus_per_node": 2}
-    )
-
-    text = script(template, **gpus, time="2:00:00")
-
-    assert option(text, "signal") == "B:USR1@300"
-    assert "#SBATCH --requeue\n" in text
-    assert "#SBATCH --no-kill" not in text
-
-
 def test_only_a_script_without_a_launcher_is_protected_from_the_warning() -> None:
     assert "--alone" in batch_options(script("train-cpu"))
     assert "--alone" not in batch_options(script(**TWO_NODES))
-
-
-def test_a_training_has_a_directory_of_the_jobs_name() -> None:
-    assert "--run-dir=runs/job" in batch_options(script())
-    text = script(run_dir="/scratch/it's")
-    assert "--run-dir=/scratch/it's" in batch_options(text)
-    assert "--run-dir=/scratch/it's" in batch_program(text)
 
 
 def test_what_tasks_are_bound_to_goes_to_srun() -> None:
@@ -221,15 +167,6 @@ def test_ranks_of_a_site_that_gives_gpus_to_tasks_see_those_of_their_node() -> N
 
     assert "--gpu-bind=none" in srun(script(cluster=site, **TWO_NODES, launch="task-per-gpu"))
     assert "--gpu-bind=none" not in srun(script(**TWO_NODES))
-
-
-def test_in_a_container_the_launcher_is_the_containers() -> None:
-    site = replace(LAB, container_runtime="apptainer")
-
-    text = script(cluster=site, **TWO_NODES, container="/x.sif", container_python="/c/python")
-
-    assert program(text).startswith("/c/python -P -m hpc_toolkit launch ")
-    assert {"--apptainer=/x.sif", "--container-python=/c/python"} <= set(batch_options(text))
 
 
 # --- copies on the nodes' disks ---
@@ -340,21 +277,3 @@ def test_a_plain_script_has_nothing_of_hpctk(
     assert words[-len(command) - 1 :] == [*command, "$@"]
     assert ("torchrun" in words) == (template in ("train-multi-gpu", "train-multi-node"))
     assert ("--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT" in words) == (fields is TWO_NODES)
-
-
-def test_a_plain_script_calls_the_given_interpreter() -> None:
-    text = script(**TWO_NODES, plain=True)
-
-    words = shlex.split(text.replace("\\\n", ""), comments=True)
-    start = words.index("/p/python")
-    assert words[start + 1 : start + 4] == ["-m", "torch.distributed.run", "--nproc-per-node=4"]
-
-
-def test_a_plain_queue_is_refused() -> None:
-    with pytest.raises(RenderError, match="--plain: the template work-queue needs hpctk"):
-        script("work-queue", plain=True, command=())
-
-
-def test_any_other_script_needs_an_interpreter() -> None:
-    with pytest.raises(RenderError, match="--python: the interpreter on the nodes"):
-        script(python=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
@@ -21,18 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit import cli
-from hpc_toolkit.cli import campaigns as command
-from hpc_toolkit.notebook import report as notebook_report
 from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks
-from hpc_toolkit.report.page import Cell, Section, Table, as_html, as_markdown
+from hpc_toolkit.report.page import as_html
 from hpc_toolkit.report.runreport import RunFacts, sections
-from hpc_toolkit.report.runtimeline import findings, gantt
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.results.activity import MOST_LANES, Activity, Lane, Timeline, read_activity
-from hpc_toolkit.results.distributions import HostLoad, ranges_of, read_loads
+from hpc_toolkit.results.distributions import ranges_of
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.records import Attempt, Claim, Release
-from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit.reporting import read_facts, report_of
 from tests.hostile import HOSTILE
@@ -147,22 +142,6 @@ def record_of(kind: str, end: float, seconds: float) -> Claim | Attempt | Releas
     ends = None if kind == "lost" else end
     begin = None if kind == "killed" else end - seconds
     return Attempt(**common, **place, begin=begin, end=ends, outcome=kind, error="")
-
-
-def test_the_timeline_marks_deaths_drains_and_requeues(disturbed: ToyRun) -> None:
-    found = activity_of(disturbed)
-
-    marks = {(lane.host, kind) for lane in found.timeline.lanes for _, kind in lane.marks}
-    assert marks == {
-        ("n1", DIED),
-        ("n2", states.EXECUTOR),
-        ("n2", DRAINED),
-        ("n2", states.REQUEUED),
-    }
-    drawn = gantt("x", found.timeline).svg
-    said = "".join(one.text or "" for one in ET.fromstring(drawn).iter(f"{SVG}title"))
-    for words in ("wa died: lease", "exited early: asked to leave", "requeue 1 of job 78"):
-        assert words in said
 
 
 def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:
@@ -387,26 +366,6 @@ def assert_texts_are_inside(figure: ET.Element) -> None:
         assert 0 <= float(one.attrib["y"]) <= float(figure.attrib["height"])
 
 
-def test_every_figure_has_a_title_an_alternative_and_named_axes(fast_dir: Path) -> None:
-    toy = busy_run(fast_dir / "run", ("a", "b", "c", "d"))
-
-    figures = figures_of(report_of(Run.open(toy.root)))
-
-    found = {one.findtext(f"{SVG}title"): one for one in figures}
-    assert set(found) == {"Throughput", "Workers by host", "Durations"}
-    axes = {
-        "Throughput": "time since the first worker started",
-        "Workers by host": "time since the first worker started",
-        "Durations": "duration of an attempt",
-    }
-    for title, figure in found.items():
-        assert figure.get("role") == "img"
-        assert figure.findtext(f"{SVG}desc")
-        words = [one.text for one in figure.iter(f"{SVG}text")]
-        assert axes[str(title)] in words
-        assert_texts_are_inside(figure)
-
-
 @given(high=st.floats(1e-3, 1e8))
 def test_marks_of_an_axis_are_few_in_order_and_written_without_exponents(high: float) -> None:
     for ticks in (number_ticks(0.0, high), number_ticks(0.0, high, whole=True), span_ticks(high)):
@@ -472,66 +431,6 @@ def invoke(*words: str) -> Any:
     return CliRunner().invoke(cli.load_commands("report"), ["report", *words])
 
 
-def test_the_command_writes_the_file_that_is_named_and_prints_its_path(
-    fast_dir: Path, tmp_path: Path
-) -> None:
-    toy = busy_run(fast_dir / "run", ("a", "b"))
-
-    default, named = invoke(str(toy.root)), invoke(str(toy.root), "-o", str(tmp_path / "r.md"))
-    printed, refused = invoke(str(toy.root), "--text"), invoke(str(toy.root), "-o", "report.pdf")
-
-    assert default.output.split() == [str(toy.root / "report.html")]
-    assert (toy.root / "report.html").read_text().startswith("<!DOCTYPE html>")
-    assert (tmp_path / "r.md").read_text().startswith("# Run")
-    assert printed.output.startswith("# Run")
-    assert invoke(str(toy.root), "-o", "-").output.startswith("# Run")
-    assert named.exit_code == 0
-    both = [str(tmp_path / "r.html"), str(tmp_path / "again.md")]
-    assert invoke(str(toy.root), "-o", both[0], "-o", both[1]).output.split() == both
-    assert (tmp_path / "r.html").read_text().startswith("<!DOCTYPE html>")
-    assert (tmp_path / "again.md").read_text().startswith("# Run")
-    assert "unknown format '.pdf'" in str(refused.exception)
-
-
-def test_a_campaign_does_not_fail_if_its_report_cannot_be_written(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    toy = busy_run(fast_dir / "run", ("a",))
-    monkeypatch.setattr(command, "report_of", lambda _run: 1 // 0)
-
-    command.write_at_end(Run.open(toy.root))
-
-    assert "report.html was not written: ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_samples_of_a_large_file_are_read_in_parts(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy = busy_run(fast_dir / "run", ("a",))
-    (all_of,) = read_loads(toy.paths).values()
-    monkeypatch.setattr("hpc_toolkit.results.distributions._MOST_BYTES", 4_096)
-
-    (some,) = read_loads(toy.paths).values()
-
-    assert (all_of.samples, all_of.cpu_percent, all_of.gpu_percent) == (90, 50.0, 80.0)
-    assert 5 < some.samples < 40
-    assert (some.cpu_percent, some.gpu_percent) == (50.0, 80.0)
-
-
-def test_markdown_has_the_tables_and_nothing_in_them_is_markup() -> None:
-    rows = [("a|b\n# c", Cell("1", 1.0)), ("`<b>`", Cell("2", 2.0))]
-    table = Table(title="T", columns=("x", "y"), rows=rows)
-
-    text = as_markdown("R", [Section(title="S", tables=(table,))])
-
-    assert text.splitlines()[-4:] == [
-        "| x | y |",
-        "|---|---:|",
-        "| a\\|b\\\\n\\# c | 1 |",
-        "| \\`\\<b\\>\\` | 2 |",
-    ]
-
-
 @pytest.mark.slow
 def test_the_page_opens_in_a_browser_without_errors_and_without_requests(
     fast_dir: Path, tmp_path: Path
@@ -591,50 +490,6 @@ def test_the_page_opens_in_a_browser_without_errors_and_without_requests(
     assert found["values"] == sorted(found["values"], reverse=True)
     assert found["wide"] <= 390
     assert found["dark"] == "rgb(230, 237, 243)"
-
-
-def test_lost_time_is_named_with_its_share_and_what_to_do() -> None:
-    found = Activity(timeline=Timeline(0.0, 100.0, []))
-    found.seconds |= {states.WORK: 600.0, states.LOAD: 300.0, states.TAIL: 100.0}
-    found.lives_s = 1_000.0
-    host = HostLoad(samples=2, gpus=1, gpu_values=2, gpu=60.0)
-
-    said = findings(found, {"n1": host})
-
-    assert [one.partition(":")[0] for one in said] == [
-        "30% of the worker time (5 min 00 s) went into 'load'",
-        "10% of the worker time (1 min 40 s) went into 'tail'",
-        "The GPUs were busy for 30% of the sampled time",
-    ]
-    found.lives_s = 10.0  # too short to mean anything
-    assert findings(found, {}) == []
-
-
-def test_the_items_of_living_workers_are_running_and_not_lost(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "run", 4, unit=2)
-    busy = toy.worker("wa", host="n1", started=80.0, at=100.0)
-    toy.worker("wb", host="n2", started=90.0, at=100.0)
-    assert busy.claim(toy.unit_name(0))
-    busy.attempt(0, at=95.0, seconds=10.0)
-    history = History(toy.view())
-    history.refresh()
-
-    found = read_activity(history, ManualClock(110.0))
-
-    spent = {state: seconds for state, seconds in found.seconds.items() if seconds}
-    # Of an open claim only the file's time is known, which is by another clock here.
-    assert spent == {states.LOAD: 5.0, states.WORK: 10.0, states.RUNNING: 5.0, states.WAIT: 10.0}
-
-
-def test_a_notebook_shows_the_page_in_a_frame_that_cannot_reach_it(toy: ToyRun) -> None:
-    toy.worker("w").work(toy.unit_name(0), i0="done", i1="failed")
-
-    shown = notebook_report(toy.root)._repr_html_()
-
-    (tag,) = re.findall(r"<[^>]*>", shown.replace("></iframe>", ">"))
-    assert tag.startswith('<iframe sandbox="allow-scripts"')
-    (inner,) = re.findall(r'srcdoc="([^"]*)"', tag)
-    assert "Content-Security-Policy" in html.unescape(inner)
 
 
 def test_the_first_screen_has_the_range_of_each_numeric_result_and_then_the_failures(

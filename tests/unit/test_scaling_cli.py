@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,6 @@ from click.testing import CliRunner, Result
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.submit.jobs import RunJob
-from hpc_toolkit.submit.submission import Submission
 from hpc_toolkit.training.scaling.collectives import record_of
 from tests.scripttext import batch_program
 from tests.unit.test_scaling_records import record
@@ -140,85 +136,6 @@ def test_names_of_tables_do_nothing_to_a_terminal(tmp_path: Path) -> None:
     assert "## a # b \\x1b[2J\n" in scaling("analyze", str(tmp_path / "t.json")).stdout
 
 
-def test_a_directory_with_measurements_is_measured_again_only_where_asked(tmp_path: Path) -> None:
-    (tmp_path / "d" / "records").mkdir(parents=True)
-    (tmp_path / "d" / "records" / "world-1.jsonl").write_text(json.dumps(record(1, 1.0)))
-
-    refused = scaling("run", "-o", str(tmp_path / "d"), "--dry-run")
-    resumed = scaling("run", "-o", str(tmp_path / "d"), "--dry-run", "--resume")
-
-    assert "already contains measurements" in str(refused.exception)
-    assert resumed.exit_code == 0
-
-
-def test_a_dry_run_says_what_each_world_size_would_measure(tmp_path: Path) -> None:
-    words = ("--world-sizes", "1,2", "--vary", "accumulate=1,2", "--repeats", "4", "--threads", "1")
-
-    found = scaling("run", "-o", str(tmp_path / "d"), *words, "--dry-run")
-
-    assert found.stdout.splitlines() == [
-        f"world size {size}: 8 times --repeats 4 --threads 1 --vary accumulate=1,2 "
-        f"-o {shlex.quote(str(tmp_path / 'd'))}"
-        for size in (1, 2)
-    ]
-    assert not (tmp_path / "d").exists()
-
-
-def test_each_world_size_is_one_launch_and_the_table_of_analyze_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[int] = []
-
-    def launch(
-        program: list[str], options: Mapping[str, int], out: Path, *, backend: str | None
-    ) -> int:
-        assert (program[:1], backend) == (["-m"], "gloo")
-        size = options["nproc_per_node"]
-        made.append(size)
-        path = out / "records" / f"world-{size}.jsonl"
-        path.write_text(json.dumps(record(size, 0.8 * size if size > 1 else 1)))
-        return 0
-
-    monkeypatch.setattr("hpc_toolkit.training.scaling.launches.launch_program", launch)
-    out = str(tmp_path / "d")
-    given = ("--world-sizes", "1,4", "--repeats", "2", "--backend", "gloo")
-    table = ("--price-per-gpu-hour", "3", "--samples", "500", "--min-efficiency", "0.9")
-
-    found = scaling("run", "-o", out, *given, *table)
-
-    assert made == [1, 4]
-    assert found.stdout == scaling("analyze", out, *table).stdout
-    assert "| cost |" in found.stdout
-    assert "**Use 1, not 4** (poor on 4: 80.0% efficiency, at least 90% wanted)" in found.stdout
-    assert found.exit_code == 1
-    assert "world size 4: " in found.stderr
-
-
-def test_through_slurm_each_world_size_is_a_job_of_as_many_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ("--world-sizes", "1,4,8", "--gpus-per-node", "l40s:4", "--cluster", "generic")
-
-    found = scaling("run", "-o", "d", "--slurm", "--dry-run", "--time", "10", *words)
-
-    assert found.exit_code == 0, found.exception
-    lines = found.stdout.splitlines()
-    wanted = ("#SBATCH --job-name", "#SBATCH --nodes", "#SBATCH --gpus-per-node")
-    shown = [line.removeprefix("#SBATCH --") for line in lines if line.startswith(wanted)]
-    assert shown == [
-        *("job-name=scaling-1", "nodes=1", "gpus-per-node=l40s:1"),
-        *("job-name=scaling-4", "nodes=1", "gpus-per-node=l40s:4"),
-        *("job-name=scaling-8", "nodes=2", "gpus-per-node=l40s:4"),
-    ]
-    rendered = [line.split()[3] for line in lines if line.startswith("#   hpctk render")]
-    assert rendered == ["train-multi-gpu", "train-multi-gpu", "train-multi-node"]
-    scripts = found.stdout.split("#!/bin/bash")[1:]
-    assert ["--nproc-per-node=4" in batch_program(one) for one in scripts] == [False, True, True]
-    assert not list(tmp_path.rglob("*.sbatch"))
-    assert not (tmp_path / "d").exists()
-
-
 def test_an_own_training_is_a_job_for_each_world_size_and_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,25 +178,6 @@ def test_a_job_says_its_cluster_to_the_records_unless_nothing_is_known_of_it(
 
     said = [" ".join(batch_program(text)).partition(" --cluster ")[2].split() for text in named]
     assert [one[:1] for one in said] == [["lab"], [], [str(tmp_path / "mine.toml")]]
-
-
-def test_jobs_that_sbatch_refuses_leave_a_word_on_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def send(submission: Submission) -> Iterator[RunJob]:
-        if submission.name.endswith("-2"):
-            message = "sbatch refused"
-            raise RunError(message)
-        yield RunJob(job="7", name=submission.name)
-
-    monkeypatch.setattr("hpc_toolkit.submit.send.send", send)
-
-    found = scaling("run", "-o", "d", "--slurm", "--cluster", "generic", "--world-sizes", "1,2,4")
-
-    assert (found.exit_code, found.stdout) == (1, "7\n")
-    assert "'--world-sizes 2,4' submits the missing ones" in found.stderr
 
 
 def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.comparison import Comparison, compare
 from hpc_toolkit.training.scaling.program import place
 from hpc_toolkit.training.scaling.records import series_of
@@ -58,47 +57,6 @@ def test_the_file_of_the_cluster_that_was_measured_has_the_price(site: str) -> N
     assert found.series.currency == "CAD"
     assert f"price: 3 CAD per GPU-hour, by {site}: price_per_gpu_hour and" in told(found)
     assert "it was measured on" not in told(found)
-
-
-def test_no_price_is_taken_where_no_record_names_a_cluster(
-    site: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPCTK_CLUSTER", site)
-
-    assert analysed(on_gpus()).rows[0].cost is None
-    assert analysed([*on_gpus(cluster=site)[:1], *on_gpus()[1:]]).rows[0].cost is None
-
-
-def test_a_price_of_another_cluster_or_gpu_says_so(site: str) -> None:
-    found = analysed(on_gpus(cluster="elsewhere", device="NVIDIA H100"), cluster=site)
-
-    assert found.rows[1].cost is not None
-    assert "it was measured on elsewhere, and the price is of site" in told(found)
-    assert "it was measured on NVIDIA H100, and the price is of GPUs 'a100'" in told(found)
-    unknown = told(analysed(on_gpus(), cluster=site))
-    assert "measured on a machine whose cluster no record names, and the price is of" in unknown
-
-
-def test_a_measured_cluster_without_a_file_here_has_no_price_and_says_so(site: str) -> None:
-    found = analysed(on_gpus(cluster="elsewhere"))
-
-    assert found.rows[0].cost is None
-    assert "no price: it was measured on elsewhere" in told(found)
-    with pytest.raises(ConfigError, match="elsewhere"):
-        analysed(on_gpus(cluster=site), cluster="elsewhere")
-
-
-@pytest.mark.parametrize(("device", "key"), [("cpu", "node"), ("NVIDIA A100", "gpu")])
-def test_a_cluster_without_a_price_for_what_was_measured_says_so(
-    tmp_path: Path, device: str, key: str
-) -> None:
-    path = tmp_path / "free.toml"
-    path.write_text("gpus_per_node = 4\n")
-
-    found = analysed(on_gpus(cluster=str(path), device=device))
-
-    assert found.rows[0].cost is None
-    assert f"no price: {path} has no price_per_{key}_hour" in told(found)
 
 
 def test_the_price_of_the_partition_counts(tmp_path: Path) -> None:

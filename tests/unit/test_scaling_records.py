@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from pathlib import Path
@@ -174,36 +173,3 @@ def test_a_directory_of_a_run_is_read_from_its_records(tmp_path: Path) -> None:
     assert [point.rate for point in series.points] == [3.0, 5.0]
     assert len(read_records(tmp_path)) == 2
     assert read_records(tmp_path / "missing") == []
-
-
-def test_sources_without_a_measurement_are_refused_with_what_they_hold(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no measurement in 0 files"):
-        read_source(tmp_path)
-    (tmp_path / "job-0-abcde.log").write_text("killed\n")
-    with pytest.raises(ConfigError, match="no measurement in 1 file"):
-        read_source(tmp_path)
-    (tmp_path / "x.toml").write_text("")
-    with pytest.raises(ConfigError, match=r"unknown format '\.toml'"):
-        read_source(tmp_path / "x.toml")
-    with pytest.raises(ConfigError, match=r"gone\.json: cannot be read"):
-        read_source(tmp_path / "gone.json")
-    (tmp_path / "records").mkdir()
-    with pytest.raises(ConfigError, match="nothing has been measured yet"):
-        read_source(tmp_path)
-
-
-def test_what_puts_numbers_in_doubt_is_noted() -> None:
-    busy, crowded = record(1, 1.0), copy.deepcopy(record(4, 2.0))
-    busy["machine"]["load"] = 7.0
-    busy["machine"]["threads"], crowded["machine"]["threads"] = 2, 1
-    crowded["machine"]["torch"] = "2.9.0"
-
-    (series,) = series_of([busy, crowded])
-
-    assert series.notes == (
-        "the ranks are processes on CPUs: a GPU-hour here is an hour of one of them",
-        "4 ranks shared 2 CPUs of a node: they had to take turns",
-        "some ranks computed with 1 and 2 threads: --threads N gives all of them as many",
-        "a node was busy before a launch: its load was 3.5 times its CPUs",
-        "measured on several versions of torch: 2.13.0, 2.9.0",
-    )

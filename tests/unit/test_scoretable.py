@@ -154,25 +154,6 @@ def test_a_file_that_is_no_table_of_scores_is_refused_by_place(
         read_score_table(write(tmp_path / "t.csv", content))
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    whole = gzip.compress(text(*ROWS).encode())
-    (tmp_path / "plain.csv.gz").write_text("size,revision\n")
-    (tmp_path / "cut.csv.gz").write_bytes(whole[:-20])
-    (tmp_path / "bent.csv.gz").write_bytes(whole[:30] + b"\0\0\0\0" + whole[34:])
-    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\xfa")
-    (tmp_path / "scores.txt").write_text("x")
-    for name in ("plain.csv.gz", "cut.csv.gz", "bent.csv.gz", "bytes.csv"):
-        with pytest.raises(ConfigError, match=f"{name}: cannot be read: "):
-            read_score_table(tmp_path / name)
-    with pytest.raises(ConfigError, match=r"scores.txt: not a table of scores"):
-        read_score_table(tmp_path / "scores.txt")
-    with pytest.raises(ConfigError, match=r"gone.csv: no such file"):
-        read_score_table(tmp_path / "gone.csv")
-    (tmp_path / "dir.csv").mkdir()
-    with pytest.raises(ConfigError, match=r"dir.csv: cannot be read: Is a directory"):
-        read_score_table(tmp_path / "dir.csv")
-
-
 def small_table() -> ScoreTable:
     arms = tuple(Arm(f"a{index}", f"g{index // 2}", (float(index),)) for index in range(6))
     scores = np.arange(24.0).reshape(6, 4)

@@ -234,7 +234,7 @@ def asked(seed: int, *, unit_size: int, told: bool) -> Scenario:
     return Scenario(groups=tuple(work), workers=32, unit_size=unit_size)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # benchmarks/simulate.py compares such scenarios as well
 def test_24_arms_asked_at_once_keep_32_workers_busy() -> None:
     """With units of one task, and the longest tasks of all arms begun before the others."""
     assert 1 / simulate(asked(2, unit_size=1, told=True)).ratio >= 0.75

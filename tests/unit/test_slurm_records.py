@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ import pytest
 
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm import controller
-from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError
+from hpc_toolkit.slurm.client import SlurmSilentError
 from hpc_toolkit.slurm.records import (
     UNKNOWN,
     JobRecord,
@@ -23,10 +21,8 @@ from hpc_toolkit.slurm.records import (
     parse_nodes,
     parse_sacct,
     parse_squeue,
-    parse_state,
-    parse_time,
 )
-from hpc_toolkit.slurm.sbatch import Accepted, sbatch, sbatch_argv
+from hpc_toolkit.slurm.sbatch import sbatch, sbatch_argv
 from tests.fakeslurm import Programs, squeue_line
 from tests.integration.realrun import lives, wait_until
 
@@ -90,13 +86,6 @@ def test_a_pending_job_has_its_reason_and_expected_start() -> None:
     assert (record.waiting, record.running, record.ended) == (True, False, False)
 
 
-def test_lines_that_are_no_jobs_are_skipped() -> None:
-    # With --clusters squeue prints the cluster's name; sites print notices.
-    text = f"CLUSTER: alpha\nNotice: maintenance on Monday\n\n{PENDING}\n"
-
-    assert [record.id for record in parse_squeue(text.encode())] == ["7"]
-
-
 def test_a_node_list_that_squeue_cut_is_no_node_list() -> None:
     nodes = ",".join(f"n{number}" for number in range(1000))
 
@@ -148,19 +137,6 @@ def test_a_state_is_ended_waiting_running_or_none_of_them(state: str, kind: str)
     assert [name for name, value in found.items() if value] == ([kind] if kind else [])
 
 
-@pytest.mark.parametrize(
-    ("text", "state"),
-    [
-        ("CANCELLED by 123", "CANCELLED"),
-        ("RUNNING  ", "RUNNING"),
-        ("", UNKNOWN),
-        ("NEWWORD", "NEWWORD"),
-    ],
-)
-def test_a_state_is_one_word(text: str, state: str) -> None:
-    assert parse_state(text) == state
-
-
 def test_the_accounting_gives_the_last_run_of_a_job_and_how_many_were_before() -> None:
     found = {record.id: record for record in parse_sacct(SACCT)}
 
@@ -179,10 +155,6 @@ def test_the_accounting_tells_which_nodes_failed_under_earlier_runs() -> None:
     assert [(run.nodes, run.end) for run in found["12"].lost] == [("n2", 1795250940.0)]
 
 
-def test_lines_of_no_job_are_no_records_of_the_accounting() -> None:
-    assert parse_sacct("sacct: error: x\n\n10|10|COMPLETED\n") == []
-
-
 def test_an_array_is_as_alive_as_its_liveliest_element() -> None:
     states = {1: "COMPLETED", 2: "RUNNING", 3: "PENDING", 4: "PENDING", 5: "FAILED"}
     rows = parse_squeue(
@@ -199,10 +171,6 @@ def test_an_array_is_as_alive_as_its_liveliest_element() -> None:
     assert (found["35_5"].state, found["35_5"].raw, found["35_5"].array) == ("FAILED", "35", "35")
     assert (found["37"].state, found["37"].id, found["37"].elements) == ("PENDING", "37", ())
     assert "36_1" not in found
-
-
-def test_an_array_that_ended_shows_what_did_not_end_well() -> None:
-    assert by_id(parse_sacct(SACCT), ["13"])["13"].state == "OUT_OF_MEMORY"
 
 
 def test_nodes_have_a_state_flags_and_a_reason() -> None:
@@ -238,11 +206,6 @@ def test_exit_codes_come_in_two_forms(text: str, code: int | None) -> None:
     assert parse_exit(text) == code
 
 
-@pytest.mark.parametrize("text", ["N/A", "", "0", "2026-11-21T08:48:34", "-1"])
-def test_a_time_that_is_no_epoch_is_unknown(text: str) -> None:
-    assert parse_time(text) is None
-
-
 @pytest.mark.parametrize("text", ["", "0", "--all", "1_", "1,2", "1_2_3", "1\n"])
 def test_what_is_no_job_id_is_none(text: str) -> None:
     assert not job_id(text)
@@ -264,20 +227,6 @@ def test_all_jobs_are_asked_for_in_one_call(programs: Programs) -> None:
     assert call.endswith(" --jobs=7,8,9_1")
 
 
-def test_an_id_that_is_gone_is_no_error(programs: Programs) -> None:
-    gone = "slurm_load_jobs error: Invalid job id specified"
-    programs.answer("squeue", "", code=1, stderr=gone)
-
-    assert slurm.squeue(["7"]) == {}
-
-
-def test_nothing_is_asked_for_no_job(programs: Programs) -> None:
-    programs.answer("squeue", PENDING)
-
-    assert slurm.squeue([]) == slurm.squeue(["--all", "; rm -rf /"]) == {}
-    assert programs.calls("squeue") == []
-
-
 def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -> None:
     programs.answer("squeue", PENDING)
     programs.answer("sacct", SACCT)
@@ -291,16 +240,6 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -
     assert "--duplicates" in call
 
 
-def test_a_site_without_accounting_is_normal(programs: Programs) -> None:
-    gone = "slurm_load_jobs error: Invalid job id specified"
-    programs.answer("squeue", "", code=1, stderr=gone)
-    disabled = "Slurm accounting storage is disabled"
-    programs.answer("sacct", "", code=1, stderr=disabled)
-
-    assert slurm.sacct(["7"]) == {}
-    assert slurm.job_states(["7"])["7"].state == UNKNOWN
-
-
 @pytest.mark.usefixtures("hasty")
 def test_an_accounting_that_fails_is_not_one_that_knows_nothing(programs: Programs) -> None:
     programs.answer("squeue", "")
@@ -309,13 +248,6 @@ def test_an_accounting_that_fails_is_not_one_that_knows_nothing(programs: Progra
     reason = slurm.job_states(["7"], timeout_s=1.0)["7"].reason
 
     assert reason.startswith("the queue does not know it, and sacct: sacct: error: Problem talking")
-
-
-def test_a_question_without_time_left_is_not_an_answer(programs: Programs) -> None:
-    programs.answer("squeue", PENDING)
-
-    assert slurm.job_states(["7"], timeout_s=0.0)["7"].reason == "no time was left to ask Slurm"
-    assert programs.calls("squeue") == []
 
 
 def test_the_accounting_is_searched_from_the_submission_or_a_month_back(
@@ -331,14 +263,6 @@ def test_the_accounting_is_searched_from_the_submission_or_a_month_back(
     assert " --starttime=now-30days " in bounded
     # Clocks differ, and so do time zones.
     assert f" --starttime={day_before} " in known
-
-
-def test_without_slurm_every_job_is_unknown(programs: Programs) -> None:
-    found = slurm.job_states(["7"])["7"]
-
-    assert (found.state, found.ended) == (UNKNOWN, False)
-    assert found.reason == "cannot run squeue: No such file or directory"
-    assert controller.node_states(["n1"])["n1"].state == UNKNOWN
 
 
 def test_a_slurm_that_hangs_costs_the_time_given_and_no_more(programs: Programs) -> None:
@@ -357,35 +281,6 @@ def test_a_slurm_that_hangs_costs_the_time_given_and_no_more(programs: Programs)
     wait_until(lambda: not lives(child), "the wrapper's child to end")
 
 
-def test_what_a_wrapper_leaves_behind_does_not_delay_an_answer(programs: Programs) -> None:
-    programs.add("sbatch", "sleep 3600 & echo $! > $0.child; echo 7")
-
-    accepted = sbatch(sbatch_argv(programs.root / "x.sbatch"), "")
-
-    child = int((programs.root / "sbatch.child").read_text())
-    assert accepted.job == "7"
-    assert lives(child), "it may be wanted"
-    os.kill(child, signal.SIGKILL)
-
-
-def test_a_program_that_is_silent_is_told_from_one_that_refuses(programs: Programs) -> None:
-    programs.add("squeue", "sleep 60")
-
-    with pytest.raises(SlurmSilentError, match=r"squeue did not answer within 0\.1 s") as caught:
-        slurm.squeue(["7"], timeout_s=0.1)
-    assert caught.value.exit_code == 75
-
-
-def test_what_a_program_printed_before_it_was_silent_is_quoted(programs: Programs) -> None:
-    """As sbatch while the queue has MaxJobCount jobs: it retries for two minutes."""
-    words = "Slurm temporarily unable to accept job, sleeping and retrying"
-    programs.add("squeue", f"echo 'squeue: {words}' >&2; sleep 60")
-
-    with pytest.raises(SlurmSilentError, match=f"; it printed: squeue: {words}\n") as caught:
-        slurm.squeue(["7"], timeout_s=0.5)
-    assert caught.value.hint.startswith("the queue may be full (MaxJobCount)")
-
-
 def test_thousands_of_jobs_are_asked_for_and_cancelled_in_pieces(programs: Programs) -> None:
     programs.answer("squeue", squeue_line(JobID="9", ArrayJobID="7", JobArrayID="7_2500"))
     programs.answer("scancel", "")
@@ -396,26 +291,6 @@ def test_thousands_of_jobs_are_asked_for_and_cancelled_in_pieces(programs: Progr
 
     assert [call.count("7_") for call in programs.calls("squeue")] == [1000, 1000, 501]
     assert [call.count("7_") for call in programs.calls("scancel")] == [1000, 1000, 501]
-
-
-def test_only_a_program_that_is_missing_is_said_to_be(programs: Programs) -> None:
-    programs.add("squeue", "")
-    (programs.root / "squeue").chmod(0o644)
-
-    with pytest.raises(SlurmError, match="cannot run squeue: Permission denied") as refused:
-        slurm.squeue(["7"])
-    with pytest.raises(SlurmError, match="cannot run scancel: No such file") as missing:
-        slurm.scancel(["7"])
-    assert refused.value.hint == ""
-    assert "on your PATH" in missing.value.hint
-
-
-def test_an_error_tells_what_was_run_and_what_it_said(programs: Programs) -> None:
-    programs.answer("squeue", "", code=1, stderr="Unable to contact controller")
-
-    with pytest.raises(SlurmError, match="squeue: Unable to contact controller") as caught:
-        slurm.squeue(["7"])
-    assert "squeue --noheader" in caught.value.hint
 
 
 def test_the_users_own_columns_and_language_do_not_reach_the_programs(
@@ -434,48 +309,6 @@ def test_the_users_own_columns_and_language_do_not_reach_the_programs(
     assert {"LC_ALL=C", "SLURM_TIME_FORMAT=%s", "SLURM_CONF=/etc/other.conf"} <= set(
         said.splitlines()
     )
-
-
-def test_a_job_gets_neither_the_locale_nor_the_times_in_which_slurm_is_asked(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    monkeypatch.delenv("SLURM_TIME_FORMAT", raising=False)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    programs.add("sbatch", f"env > {tmp_path}/env; echo 5")
-
-    assert sbatch(sbatch_argv(tmp_path / "x.sbatch"), "") == Accepted("5", "")
-    said = (tmp_path / "env").read_text().splitlines()
-    assert "LC_ALL=de_DE.UTF-8" in said
-    assert not [line for line in said if line.startswith("SLURM_TIME_FORMAT")]
-
-
-def test_a_refusal_of_sbatch_is_told_in_its_words(programs: Programs, tmp_path: Path) -> None:
-    said = "sbatch: error: Batch job submission failed: Invalid account"
-    programs.answer("sbatch", "", code=1, stderr=said)
-
-    with pytest.raises(SlurmError, match="submission failed: Invalid account") as caught:
-        sbatch(sbatch_argv(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"]), "")
-    assert f" --exclude=n1 {tmp_path}/x.sbatch 'a b'" in caught.value.hint
-
-
-def test_an_id_that_sbatch_printed_before_it_failed_is_told(
-    programs: Programs, tmp_path: Path
-) -> None:
-    programs.answer("sbatch", "102", code=1, stderr="sbatch: error: cannot write the journal")
-
-    with pytest.raises(SlurmError, match="cannot write the journal") as caught:
-        sbatch(sbatch_argv(tmp_path / "x.sbatch"), "")
-    assert "; it printed the job id 102; " in caught.value.hint
-
-
-def test_a_submission_without_an_id_is_not_taken_for_one(
-    programs: Programs, tmp_path: Path
-) -> None:
-    programs.answer("sbatch", "Your job is important to us")
-
-    with pytest.raises(SlurmError, match="printed no job id, but 'Your job"):
-        sbatch(sbatch_argv(tmp_path / "x.sbatch"), "")
 
 
 BUSY = (
@@ -622,18 +455,6 @@ def test_a_query_and_a_cancellation_wait_until_slurm_answers(programs: Programs,
     assert programs.calls("scancel") == ["7"]
 
 
-def test_a_cancellation_without_an_answer_names_the_command_that_shows_its_outcome(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slurm, "PATIENCE_S", 0.1)
-    programs.answer("scancel", "", code=1, stderr=f"scancel: error: {BUSY[0]}")
-
-    with pytest.raises(SlurmSilentError, match="Socket timed out") as caught:
-        slurm.scancel(["7"], cluster="c")
-    shown = "'squeue --clusters=c --jobs=7' shows which jobs are not cancelled; "
-    assert caught.value.hint.startswith(shown)
-
-
 INSIDE = {
     "PATH": "/bin",
     "SLURM_JOB_ID": "5",
@@ -667,13 +488,6 @@ def test_a_job_submitted_by_a_rank_or_an_item_inherits_nothing_of_it() -> None:
     names += " TORCHELASTIC_ERROR_FILE TORCHELASTIC_USE_AGENT_STORE"
 
     assert slurm.clean_environment({**own, **dict.fromkeys(names.split(), "1")}) == own
-
-
-def test_outside_a_job_the_environment_is_the_users() -> None:
-    outside = {"PATH": "/bin", "SBATCH_ACCOUNT": "x", "SLURM_CONF": "/etc/slurm.conf"}
-
-    assert slurm.clean_environment(outside) == outside
-    assert slurm.overriding_variables(outside) == ["SBATCH_ACCOUNT"]
 
 
 def test_nodes_of_strange_names_are_not_asked_for(programs: Programs) -> None:

@@ -14,8 +14,7 @@ from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm import client, controller
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
 from hpc_toolkit.worker import slurmliveness
-from hpc_toolkit.worker.slurmliveness import SlurmLiveness, judge
-from tests.manualclock import ManualClock
+from hpc_toolkit.worker.slurmliveness import judge
 
 SILENT = Presence(
     worker="n3-1-a", host="n3", boot="b", pid=1, rank=8, job="17", restart=1, heartbeat=5
@@ -123,55 +122,3 @@ class FakeChild:
 
     def poll(self) -> int | None:
         return self.code
-
-
-@pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
-    FakeChild.asked = []
-    monkeypatch.setattr("subprocess.Popen", FakeChild)
-    return FakeChild
-
-
-def test_slurm_is_asked_ever_more_seldom_about_the_same_silence(
-    tmp_path: Path, questions: type[FakeChild]
-) -> None:
-    clock = ManualClock()
-    asking = SlurmLiveness(tmp_path, clock)
-    times: list[int] = []
-    for second in range(1200):
-        asking.ask([silent("a")])
-        if len(questions.asked) > len(times):
-            times.append(second)
-            questions.last.code = 0
-        clock.advance(1)
-
-    assert times == [0, 30, 90, 210, 450, 930]
-
-
-def test_a_new_silence_is_asked_about_at_once_but_for_a_question_that_is_open(
-    tmp_path: Path, questions: type[FakeChild]
-) -> None:
-    clock = ManualClock()
-    asking = SlurmLiveness(tmp_path, clock)
-    asking.ask([])
-    assert questions.asked == []
-    asking.ask([silent("a")])
-    clock.advance(3600)
-    asking.ask([silent("a"), silent("b")])
-    assert questions.asked == [["a:5"]]
-
-    questions.last.code = 0
-    asking.ask([silent("a"), silent("b")])
-
-    assert questions.asked == [["a:5"], ["a:5", "b:5"]]
-
-
-def test_a_question_that_cannot_be_started_costs_no_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("subprocess.Popen", refuse)
-
-    SlurmLiveness(tmp_path, ManualClock()).ask([silent("a")])

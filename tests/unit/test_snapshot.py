@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.doctor.check import check_run
-from hpc_toolkit.doctor.findings import Verdict
-from hpc_toolkit.errors import ConfigError, ItemsError, RunError
-from hpc_toolkit.results.snapshots import Snapshots, read_snapshot, write_snapshot
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.results.snapshots import read_snapshot, write_snapshot
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec
-from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, empty_campaign, units_of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def following(
-    run: Run, pattern: str, every: int | None, clock: ManualClock | None = None
-) -> Snapshots:
-    return Snapshots(run.status, run.snapshot, pattern, every, clock or ManualClock())
 
 
 ROW = {
@@ -118,36 +107,6 @@ def test_a_restored_run_has_what_was_done_and_runs_the_rest(tmp_path: Path) -> N
     assert {row["attempts"] for row in rows.values()} == {1}
 
 
-def test_a_restored_run_is_one_that_workers_could_have_left(tmp_path: Path) -> None:
-    toy = half_done(tmp_path / "run")
-    Run.restore(tmp_path / "again", toy.reopen().snapshot())
-
-    assert {one.verdict for one in check_run(tmp_path / "again")} == {Verdict.FINE}
-    claims = tmp_path / "again" / "stages" / "items" / "claims"
-    (journal,) = (tmp_path / "again" / "journals").iterdir()
-    # No generation has lines of somebody who does not own it.
-    named = {json.loads(line)["unit"] for line in journal.read_text().splitlines()}
-    assert {f"items/{path.name.removesuffix('.1.lock')}" for path in claims.iterdir()} == named
-    assert {path.readlink().name for path in claims.iterdir()} == {journal.stem}
-
-
-def test_the_journal_of_a_restored_run_is_read_unit_run_by_pass(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 4, unit=2)
-    toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
-    toy.worker("two").work(toy.unit_name(2), i2="done", i3="done")
-    with units_of(2):
-        run = Run.restore(tmp_path / "again", toy.reopen().snapshot())
-
-    run.view.poll()
-    units = run.view.stages["items"].state.units
-
-    # Their sums and counts fit, so that no line of theirs has to be parsed.
-    assert [state.clean is not None for state in units.values()] == [True, True]
-    (told,) = run.view.reported_sizes().items()
-    assert told == (told[0], run.view.read_size(told[0]))
-    assert told[1] > 0
-
-
 def test_settings_come_along_and_can_be_changed(tmp_path: Path) -> None:
     toy = half_done(tmp_path / "run", sealed=False, max_failures="5%")
     snapshot = toy.reopen().snapshot()
@@ -180,20 +139,6 @@ def test_results_of_other_code_are_told(
     Run.restore(tmp_path / "again", snapshot)
 
     assert "made by other code" in capsys.readouterr().err
-
-
-def test_restoring_makes_nothing_where_it_is_refused(tmp_path: Path) -> None:
-    snapshot = half_done(tmp_path / "run").reopen().snapshot()
-
-    with pytest.raises(ItemsError, match="no key 'seed'"):
-        Run.restore(tmp_path / "again", snapshot, changes={"group_by": "seed"})
-    with pytest.raises(RunError, match="exists"):
-        Run.restore(tmp_path / "run", snapshot)
-    first, *rest = snapshot.rows
-    infinite = replace(snapshot, rows=[{**first, "value": {"mean": math.inf}}, *rest])
-    with pytest.raises(RunError, match="contains an invalid result"):
-        Run.restore(tmp_path / "again", infinite)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_campaign_has_no_snapshot(tmp_path: Path) -> None:
@@ -237,21 +182,3 @@ def test_a_damaged_snapshot_is_refused(change: dict[str, Any], match: str, tmp_p
 
     with pytest.raises(RunError, match=match):
         read_snapshot(path)
-
-
-def test_a_snapshot_that_cannot_be_written_does_not_stop_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy = half_done(tmp_path / "run")
-
-    following(toy.reopen(), str(tmp_path / "none" / "s.json"), 1).take()
-
-    assert "warning: no snapshot was taken" in capsys.readouterr().err
-    clock = ManualClock()
-    snapshots = following(toy.reopen(), str(tmp_path / "s.json"), 1, clock)
-    clock.advance(1.0)
-    monkeypatch.setattr(snapshots, "_status", (tmp_path / "none").read_text)
-    snapshots.look()
-    assert "warning: no snapshot was taken: [Errno 2]" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="--snapshot-every must be at least 1"):
-        following(toy.reopen(), "s.json", 0)

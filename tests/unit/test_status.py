@@ -22,7 +22,7 @@ from hpc_toolkit.queue.control import (
     give_notice,
 )
 from hpc_toolkit.queue.left import what_is_left
-from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
+from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.status import Status, read_status
 from hpc_toolkit.run import Run
@@ -52,24 +52,6 @@ def living(toy: ToyRun, name: str, **changes: Any) -> ToyWorker:
 def counts(toy: ToyRun) -> dict[str, Any]:
     found = status(toy).stages["items"]
     return {field.name: getattr(found, field.name) for field in fields(found)}
-
-
-@pytest.mark.parametrize(
-    ("note", "cpus", "kept"),
-    [(10, 100, "both"), (600, 100, "note"), (10, 800, "note"), (999, 800, "nothing")],
-)
-def test_what_is_too_long_for_the_file_is_left_out_and_the_place_first(
-    toy: ToyRun, note: int, cpus: int, kept: str
-) -> None:
-    place = {"cpus": ",".join(map(str, range(0, cpus, 2)))}
-    worker = living(toy, "a", place=place, note="n" * note)
-
-    found = read_presence(worker.paths.worker("a"))
-
-    assert found is not None
-    assert found.place == (place if kept == "both" else {})
-    assert found.note == ("" if kept == "nothing" else "n" * note)
-    assert worker.paths.worker("a").stat().st_size == 1024
 
 
 def test_the_json_has_what_the_contract_says(toy: ToyRun) -> None:
@@ -114,14 +96,6 @@ def test_items_of_a_dead_worker_are_pending(toy: ToyRun) -> None:
 
     assert (found.stages["items"].pending, found.stages["items"].running) == (3, 0)
     assert found.reason.startswith("no worker is alive")
-
-
-def test_retried_counts_items_that_were_tried_in_several_generations(toy: ToyRun) -> None:
-    worker = living(toy, "w")
-    worker.work(toy.unit_name(0), 1, i0="done", i1="failed", i2="failed", i3="failed")
-    worker.work(toy.unit_name(0), 2, i1="done", i2="failed")
-
-    assert counts(toy)["retried"] == 2
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -232,20 +206,6 @@ def test_the_time_of_a_run_counts_from_its_first_attempt_to_its_last_one(toy: To
     for item, kind in ((1, "done"), (2, "done"), (3, "permanent")):
         worker.attempt(item, kind, at=NOW - 1)
     assert elapsed_s() == 19
-
-
-def test_complete_has_no_reason(toy: ToyRun) -> None:
-    living(toy, "w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="permanent")
-
-    found = status(toy)
-
-    assert found.complete
-    assert found.reason == ""
-    assert not found.published
-    toy.reopen().results()
-    assert status(toy).published
-    toy.reopen().retry()
-    assert not status(toy).published
 
 
 def test_an_open_stage_without_work_waits_for_more(fast_dir: Path) -> None:
@@ -369,24 +329,6 @@ def test_no_hint_rests_on_an_old_copy_alone(fast_dir: Path) -> None:
 
     toy.paths.journal("w").write_bytes(whole)
     assert late not in status(toy).reason
-
-
-def test_the_most_frequent_errors_are_shown_first(toy: ToyRun) -> None:
-    worker = living(toy, "w")
-    worker.claim(toy.unit_name(0))
-    worker.attempt(0, "failed", error="rare")
-    for item in (1, 2):
-        worker.attempt(item, "failed", error="frequent\nwith more lines")
-    worker.attempt(3, "failed", error="cured")
-    worker.release()
-    worker.work(toy.unit_name(0), 2, i3="done")
-
-    found = status(toy).failures
-
-    shown = [(one["error"], one["items"], one["retrying"], one["item"]) for one in found]
-    assert shown == [("frequent", 0, 2, 2), ("rare", 0, 1, 0)]
-    assert found[0]["example"] == {"id": 2}
-    assert found[0]["hosts"] == {host_name(): 2}
 
 
 def test_errors_that_differ_in_numbers_and_paths_are_one_kind(toy: ToyRun) -> None:

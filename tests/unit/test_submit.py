@@ -15,20 +15,14 @@ from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.slurm import sbatch as slurm_sbatch
-from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError
+from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
-from hpc_toolkit.submit import send
 from hpc_toolkit.submit.jobs import RunJob, read_jobs, record_job
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun, empty_campaign
 
-NO_SLURM_CONF = (
-    "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
-    "sbatch: fatal: Could not establish a configuration source"
-)
 # Counts its jobs from 101, says what a site's wrapper says, and keeps what it was called with.
 SBATCH = """\
 n=$(( $(cat "$0.count" 2>/dev/null || echo 100) + 1 )); echo $n > "$0.count"
@@ -101,29 +95,10 @@ def test_submit_prints_the_id_alone_and_notes_the_job(run: ToyRun, programs: Pro
     assert abs(job.submitted - time.time()) < 60
 
 
-def test_the_only_run_is_meant_where_none_is_named(run: ToyRun, programs: Programs) -> None:
-    assert call().stdout == "101\n"
-
-    ((_, script),) = sent(programs)
-    assert "--run runs/a " in Path(script).read_text()
-    assert read_jobs(run.paths)
-
-
 def test_without_a_run_nothing_is_submitted(programs: Programs) -> None:
     assert "no run is named" in refused().message
     assert "is not a run" in refused("--run", "runs/missing").message
     assert sent(programs) == []
-
-
-def test_where_slurm_is_not_set_up_the_error_says_so_instead_of_quoting_dns(
-    run: ToyRun, programs: Programs
-) -> None:
-    programs.add("sbatch", f"""echo "{NO_SLURM_CONF}" >&2; exit 1""")
-
-    assert "Slurm: sbatch: not set up on this machine (no slurm.conf)\n" in call("--dry-run").stderr
-    error = refused()
-    assert error.message == "sbatch: not set up on this machine (no slurm.conf)"
-    assert "hpctk lab up" in error.hint
 
 
 def test_a_dry_run_shows_all_and_leaves_nothing(run: ToyRun, programs: Programs) -> None:
@@ -147,15 +122,6 @@ def test_a_dry_run_shows_all_and_leaves_nothing(run: ToyRun, programs: Programs)
     assert Path(copy).read_text() == result.stdout
 
 
-def test_a_dry_run_needs_no_slurm(run: ToyRun, programs: Programs) -> None:
-    (programs.root / "sbatch").unlink()
-
-    result = call("--dry-run")
-
-    assert (result.exit_code, run.paths.jobs.exists()) == (0, False)
-    assert "Slurm" not in result.stderr
-
-
 def test_a_campaign_whose_template_was_forgotten_is_refused(programs: Programs) -> None:
     empty_campaign(Path("toy"))
 
@@ -166,60 +132,12 @@ def test_a_campaign_whose_template_was_forgotten_is_refused(programs: Programs) 
     assert programs.calls("sbatch") == []
 
 
-def test_a_training_script_that_is_missing_is_told_and_its_job_sent(programs: Programs) -> None:
-    train = ("train-single-gpu", "--time", "1:00:00", "--")
-
-    missing = call(*train, "train.py")
-    Path("train.py").touch()
-    there = call(*train, "train.py")
-    module = call(*train, "-m", "train")
-
-    assert (
-        f"note: {Path.cwd()}/train.py does not exist, and the job would start it" in missing.stderr
-    )
-    assert missing.stdout == "101\n"
-    assert "train.py" not in there.stderr + module.stderr
-
-
-@pytest.mark.parametrize(("template", "noted"), [("campaign", False), ("work-queue", True)])
-def test_workers_alone_for_a_campaign_are_sent_with_a_note(
-    programs: Programs, template: str, noted: bool
-) -> None:
-    empty_campaign(Path("toy"))
-
-    result = call(template, "--run", "toy")
-
-    assert result.stdout == "101\n"
-    assert ("note: work-queue only adds workers; the coordinator" in result.stderr) is noted
-
-
-def test_the_template_of_campaigns_is_refused_for_a_list_of_items(
-    run: ToyRun, programs: Programs
-) -> None:
-    assert "runs/a is a list of items" in refused("campaign", "--run", "runs/a").message
-
-    script = Path("other.sbatch")
-    spec = ScriptSpec(python="/usr/bin/python3")
-    script.write_text(render_script(spec, load_cluster("generic"), "campaign"))
-    assert "is a list of items" in refused(str(script), "--run", "runs/a").message
-
-    assert programs.calls("sbatch") == []
-
-
 def test_a_chain_is_jobs_that_wait_for_each_other(run: ToyRun, programs: Programs) -> None:
     assert call("--jobs", "3", "--dependency", "afterany").stdout == "101\n102\n103\n"
 
     options = [words[1:-1] for words in sent(programs)]
     assert options == [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
     assert [job.job for job in read_jobs(run.paths)] == ["101", "102", "103"]
-
-
-def test_a_singleton_chain_is_the_scripts_own_directive(run: ToyRun, programs: Programs) -> None:
-    assert call("--jobs", "2", "--dependency", "singleton").stdout == "101\n102\n"
-
-    first, second = sent(programs)
-    assert first == second
-    assert "#SBATCH --dependency=singleton\n" in Path(first[-1]).read_text()
 
 
 def test_an_array_beyond_slurms_limit_is_split(run: ToyRun, programs: Programs) -> None:
@@ -238,14 +156,6 @@ def test_an_array_beyond_slurms_limit_is_split(run: ToyRun, programs: Programs) 
     assert [job.array for job in read_jobs(run.paths)] == ["0-99%9", "0-99%9", "0-49%9"]
 
 
-def test_the_limit_of_arrays_is_asked_from_slurm(run: ToyRun, programs: Programs) -> None:
-    programs.answer("scontrol", "ClusterName = x\nMaxArraySize            = 101")
-
-    assert call("array", "--array", "0-100").stdout == "101\n"
-    assert call("array", "--array", "0-101").stdout == "102\n103\n"
-    assert len(read_jobs(run.paths)) == 3
-
-
 def test_a_complete_run_is_refused_unless_forced(run: ToyRun, programs: Programs) -> None:
     worker = run.worker("w")
     worker.claim(run.unit_name(0))
@@ -257,47 +167,11 @@ def test_a_complete_run_is_refused_unless_forced(run: ToyRun, programs: Programs
     assert call("--force").stdout == "101\n"
 
 
-def test_a_paused_run_is_refused_unless_forced(elsewhere: Path, programs: Programs) -> None:
-    (elsewhere / "runs").mkdir()
-    run = ToyRun(Path("runs/a"), 30, unit=30)
-    worker = run.worker("w")
-    worker.claim(run.unit_name(0))
-    for item in range(20):
-        worker.attempt(item, "failed")
-
-    error = refused()
-
-    assert error.message.startswith("runs/a is paused: the first 20 items")
-    assert "retry" in error.hint
-    assert sent(programs) == []
-    assert call("--force").stdout == "101\n"
-
-
 def test_a_run_that_others_could_change_is_refused(run: ToyRun, programs: Programs) -> None:
     run.root.chmod(0o777)
 
     assert "world-writable" in refused().message
     assert sent(programs) == []
-
-
-@pytest.mark.parametrize("pattern", ["logs/%j/x.out", "%x/%j.out"])
-def test_a_script_whose_log_has_a_directory_that_slurm_names_is_sent_with_a_warning(
-    pattern: str, programs: Programs
-) -> None:
-    Path("own.sh").write_text(f"#!/bin/sh\n#SBATCH --output={pattern}\n")
-
-    result = call("own.sh")
-
-    assert (result.exit_code, len(sent(programs))) == (0, 1)
-    assert f"warning: {pattern}: Slurm before 23.02 does not create" in result.stderr
-
-
-def test_logs_without_a_place_are_refused(run: ToyRun, programs: Programs) -> None:
-    Path("file").touch()
-
-    assert "cannot make" in refused("--output", "file/logs/%j.out").message
-    assert sent(programs) == []
-    assert not read_jobs(run.paths)
 
 
 @pytest.mark.parametrize(
@@ -320,80 +194,6 @@ def test_a_request_that_cannot_be_sent_is_refused_before_anything_is_written(
     assert not run.paths.jobs.exists()
 
 
-def test_what_sbatch_refuses_is_told_and_not_noted(run: ToyRun, programs: Programs) -> None:
-    said = "sbatch: error: invalid partition specified: x"
-    programs.answer("sbatch", "", code=1, stderr=said)
-
-    error = refused("--partition", "x")
-
-    assert isinstance(error, SlurmError)
-    assert error.message == f"sbatch: {said}"
-    assert read_jobs(run.paths) == []
-
-
-def test_a_script_that_names_no_job_is_noted_as_slurm_names_it(
-    run: ToyRun, programs: Programs
-) -> None:
-    Path("own.sbatch").write_text("#!/bin/bash\n#SBATCH --output=%x.out\ntrue\n")
-
-    assert call("own.sbatch", "--run", "runs/a").stdout == "101\n"
-
-    assert " --job-name=own.sbatch " in programs.calls("sbatch")[0]
-    (job,) = read_jobs(run.paths)
-    assert job.name == "own.sbatch"
-
-
-def test_a_variable_does_not_rename_a_job(
-    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SBATCH_JOB_NAME", "other")
-
-    result = call()
-
-    assert " --job-name=work-queue " in programs.calls("sbatch")[0]
-    assert ("SBATCH_JOB_NAME" in result.stderr, read_jobs(run.paths)[0].name) == (
-        False,
-        "work-queue",
-    )
-
-
-def test_what_a_site_says_of_a_job_is_shown(run: ToyRun, programs: Programs) -> None:
-    programs.add(
-        "sbatch", "printf 'sbatch: lua: \\033[2Jproject x is nearly used up\\n' >&2; echo 5"
-    )
-
-    result = call()
-
-    assert result.stdout == "5\n"
-    assert "sbatch: lua: \\x1b[2Jproject x is nearly used up\n" in result.stderr
-    assert read_jobs(run.paths)
-
-
-def test_a_chain_that_breaks_off_tells_what_is_in_the_queue(
-    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs.add("sbatch", SBATCH.replace('echo "$n"', '[ $n -lt 103 ] || sleep 3600; echo "$n"'))
-    sbatch = slurm_sbatch.sbatch
-
-    def impatient(*words: Any, **options: Any) -> Any:
-        if len(programs.calls("sbatch")) == 2:
-            monkeypatch.setattr("hpc_toolkit.slurm.sbatch.PATIENCE_S", 0.3)
-        return sbatch(*words, **options)
-
-    monkeypatch.setattr(send, "sbatch", impatient)
-
-    result = call("--jobs", "5", "--dependency", "afterany")
-
-    assert result.stdout == "101\n102\n"
-    assert (
-        "note: 2 of 5 were taken: 101, 102; 'squeue --me' shows whether one more was accepted; "
-        "'hpctk cancel runs/a' cancels them\n"
-    ) in result.stderr
-    assert isinstance(result.exception, SlurmSilentError)
-    assert result.exception.exit_code == 75
-    assert len(read_jobs(run.paths)) == 2
-
-
 def test_a_job_of_which_sbatch_printed_the_id_is_not_sent_twice(
     run: ToyRun, programs: Programs
 ) -> None:
@@ -409,36 +209,6 @@ def test_a_job_of_which_sbatch_printed_the_id_is_not_sent_twice(
         in result.stderr
     )
     assert len(sent(programs)) == 1
-
-
-def test_an_interrupted_submission_tells_what_is_in_the_queue(
-    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hpc_toolkit.slurm.sbatch.run", interrupted)
-
-    result = call()
-
-    assert result.exit_code != 0
-    assert (
-        "note: 0 of 1 were taken; 'squeue --me' shows whether one more was accepted\n"
-        in result.stderr
-    )
-    assert read_jobs(run.paths) == []
-
-
-def test_variables_that_override_the_script_are_named(
-    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SBATCH_ACCOUNT", "other")
-
-    result = call()
-
-    assert "warning: SBATCH_ACCOUNT in the environment overrides" in result.stderr
-    assert result.stdout == "101\n"
-    assert read_jobs(run.paths)
 
 
 def test_inside_a_job_its_variables_stay_out(
@@ -521,51 +291,6 @@ def test_a_sick_node_is_left_out_with_the_reason(run: ToyRun, programs: Programs
     assert len(sent(programs)[1]) == 2
 
 
-@pytest.mark.parametrize(
-    "changes", [{"sure": False}, {"whole": False}, {"job": None}, {"at": time.time() - 90000}]
-)
-def test_what_is_no_sick_node_of_slurm_today_is_taken(
-    run: ToyRun, programs: Programs, changes: dict[str, Any]
-) -> None:
-    sick_notice(run, **{"at": time.time() - 60, **changes})
-
-    assert "n3" not in call().stderr
-    assert len(sent(programs)[0]) == 2
-
-
-_NEEDS_ALL = f"""\
-case "$*" in *--exclude*)
-  echo "$*" >> "$0.calls"
-  echo "sbatch: error: Requested node configuration is not available" >&2; exit 1 ;;
-esac
-{SBATCH}"""
-
-
-def test_failed_nodes_that_slurm_cannot_do_without_are_not_left_out(
-    run: ToyRun, programs: Programs
-) -> None:
-    failing_node(run, "w", "n3", time.time() - 60)
-    programs.add("sbatch", _NEEDS_ALL)
-
-    result = call("--nodes", "2", "--jobs", "2")
-
-    assert result.stdout == "101\n102\n", repr(result.exception)
-    assert "note: n3 may be allocated after all" in result.stderr
-    assert "node configuration is not available" in result.stderr
-    assert ["--exclude=n3" in words for words in sent(programs)] == [True, False, False]
-    assert [job.excluded for job in read_jobs(run.paths)] == [(), ()]
-
-
-def test_what_slurm_refuses_with_and_without_a_failed_node_is_told_once(
-    run: ToyRun, programs: Programs
-) -> None:
-    failing_node(run, "w", "n3", time.time() - 60)
-    programs.answer("sbatch", "", code=1, stderr="sbatch: error: Invalid account")
-
-    assert "Invalid account" in refused().message
-    assert not read_jobs(run.paths)
-
-
 def test_the_node_of_a_job_that_slurm_lost_is_left_out(run: ToyRun, programs: Programs) -> None:
     ended = str(int(time.time()) - 60)
     line = pending_line("7", State="NODE_FAIL", NodeList="n5", EndTime=ended)
@@ -593,16 +318,6 @@ def test_a_node_that_failed_under_an_earlier_start_is_known_by_the_accounting(
     record_job(run.paths, RunJob(job="7", name="work-queue"))
 
     assert "job 7 ended with NODE_FAIL" in call().stderr
-    assert sent(programs)[0][1] == "--exclude=n5"
-
-
-def test_of_two_failures_of_a_node_the_later_counts(run: ToyRun, programs: Programs) -> None:
-    failing_node(run, "w", "n5", time.time() - 60)
-    ended = str(int(time.time()) - 90000)
-    programs.answer("squeue", pending_line("7", State="NODE_FAIL", NodeList="n5", EndTime=ended))
-    record_job(run.paths, RunJob(job="7", name="work-queue"))
-
-    assert "it failed under worker w" in call().stderr
     assert sent(programs)[0][1] == "--exclude=n5"
 
 
@@ -645,27 +360,6 @@ def test_a_refusal_of_slurm_is_explained(
     assert "; the command was: sbatch " in error.hint
 
 
-def test_a_rendered_script_knows_its_run(run: ToyRun, programs: Programs) -> None:
-    call("--nodes", "2")
-    edited = Path(sent(programs)[0][-1]).read_text().replace("nodes=2", "nodes=3")
-    Path("edited.sbatch").write_text(edited)
-
-    assert call("edited.sbatch").stdout == "102\n"
-
-    assert len(sent(programs)[1]) == 2
-    assert Path(sent(programs)[1][-1]).read_text() == edited
-    assert len(read_jobs(run.paths)) == 2
-
-
-def test_a_script_without_a_run_is_sent_from_where_it_lies(programs: Programs) -> None:
-    Path("own.sbatch").write_text("#!/bin/bash\ntrue\n")
-
-    assert call("./own.sbatch").stdout == "101\n"
-
-    assert sent(programs) == [["--parsable", str(Path("own.sbatch").absolute())]]
-    assert [path.name for path in Path().iterdir()] == ["own.sbatch"]
-
-
 @pytest.mark.parametrize(
     ("text", "excluded"),
     [
@@ -684,34 +378,6 @@ def test_a_script_keeps_the_nodes_that_it_names_or_leaves_out(
     call("own.sbatch", "--run", "runs/a")
 
     assert [word for word in sent(programs)[0] if word.startswith("--exclude")] == excluded
-
-
-def test_a_script_that_works_elsewhere_gets_its_run_by_an_absolute_path(
-    run: ToyRun, programs: Programs
-) -> None:
-    Path("work").mkdir()
-    Path("own.sbatch").write_text("#!/bin/bash\n#SBATCH -D work\ntrue\n")
-
-    call("own.sbatch", "--run", "runs/a")
-
-    assert sent(programs)[0][-1] == str(run.root.absolute())
-
-
-def test_the_run_in_a_script_lies_where_its_job_works(
-    run: ToyRun, programs: Programs, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = call("--dry-run").stdout
-    programs.add("sbatch", "echo 5")
-    Path("own.sbatch").write_text(
-        text.replace("#SBATCH --nodes", f"#SBATCH --chdir={elsewhere}\n#SBATCH --nodes")
-    )
-    (elsewhere / "below").mkdir()
-    monkeypatch.chdir(elsewhere / "below")
-
-    result = call("../own.sbatch")
-
-    assert result.stdout == "5\n", repr(result.exception)
-    assert [job.job for job in read_jobs(RunPaths(elsewhere / "runs/a"))] == ["5"]
 
 
 @pytest.mark.parametrize("words", [(), ("own.sbatch", "--run", "runs/a")])
@@ -764,36 +430,6 @@ def test_a_rendered_script_without_a_run_gets_the_only_run_as_its_argument(
     assert [words[-1] for words in sent(programs)] == [str(run.root)]
 
 
-def test_a_run_in_place_of_a_script_is_told_from_one(run: ToyRun, programs: Programs) -> None:
-    error = refused("runs/a")
-
-    assert (error.message, error.hint) == (
-        "runs/a is a run, not a template",
-        "name it with --run runs/a",
-    )
-
-
-def test_a_script_takes_no_options_of_a_template(programs: Programs) -> None:
-    Path("own.sbatch").write_text("#!/bin/bash\ntrue\n")
-
-    assert (
-        refused("own.sbatch", "--nodes", "2").message
-        == "--nodes: own.sbatch is submitted unchanged"
-    )
-    assert "No such file" in refused("missing.sbatch").message
-    Path("own.sh").write_text("#!/bin/bash\ntrue\n")
-    assert refused("own.sh", "--nodes", "2").message == "--nodes: own.sh is submitted unchanged"
-    assert sent(programs) == []
-
-
-def test_a_program_of_its_own_needs_no_run(programs: Programs) -> None:
-    assert call("command", "--nodes", "2", "--", "echo", "a b").stdout == "101\n"
-
-    ((_, script),) = sent(programs)
-    assert script == str(Path("slurm/command.sbatch").absolute())
-    assert "'a b'" in Path(script).read_text()
-
-
 @pytest.mark.parametrize(
     ("words", "directory"),
     [
@@ -814,27 +450,3 @@ def test_a_training_notes_its_job_in_its_directory(
     ((_, script),) = sent(programs)
     assert (job.job, Path(script)) == ("101", Path.cwd() / directory / job.script)
     assert "train.py" in Path(script).read_text()
-
-
-def test_a_rendered_training_notes_its_job_in_the_directory_that_it_names(
-    programs: Programs,
-) -> None:
-    spec = ScriptSpec(
-        python="/py", job_name="gpt", run_dir="runs/mine", time=3600, command=("train.py",)
-    )
-    text = render_script(spec, load_cluster("generic"), "train-cpu")
-    Path("my.sbatch").write_text(text)
-
-    assert call("./my.sbatch").stdout == "101\n"
-
-    (job,) = read_jobs(RunPaths(Path("runs/mine")))
-    assert (job.job, job.name) == ("101", "gpt")
-
-
-def test_a_directory_that_cannot_keep_a_trainings_job_is_told_before(programs: Programs) -> None:
-    Path("mine").touch()
-
-    error = refused("train-cpu", "--time", "1:00:00", "--run-dir", "mine", "--", "train.py")
-
-    assert error.message == f"cannot keep the script in {Path.cwd()}/mine/jobs: Not a directory"
-    assert sent(programs) == []

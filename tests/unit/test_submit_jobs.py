@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.client import SlurmError
-from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
+from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit import jobs as jobs_module
 from hpc_toolkit.submit.jobs import (
     JobStates,
     RunJob,
-    keep_script,
     known_jobs,
     log_files,
     own_login,
     read_jobs,
     record_job,
 )
-from hpc_toolkit.submit.send import cancelable_jobs
 from hpc_toolkit.submit.standstill import is_stuck, why_waiting
-from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name
+from hpc_toolkit.system.ranks import RankInfo
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import tree
 from tests.unit.jobcommands import call, refused
@@ -62,25 +56,6 @@ def test_a_job_is_read_as_it_was_noted(toy: ToyRun) -> None:
     assert json.loads((toy.root / "jobs/7.json").read_text())["format"] == 1
 
 
-def test_slurm_is_asked_nothing_of_a_notebooks_local_job(toy: ToyRun) -> None:
-    local = replace(JOB, workers=2, local=True)
-
-    record_job(toy.paths, local)
-
-    assert (read_jobs(toy.paths), known_jobs(toy.paths)) == ([local], [])
-
-
-def test_an_id_that_comes_again_keeps_both_notes(toy: ToyRun) -> None:
-    later = replace(JOB, submitted=200.0)
-
-    record_job(toy.paths, JOB)
-    record_job(toy.paths, later)
-
-    assert read_jobs(toy.paths) == [JOB, later]
-    (known,) = known_jobs(toy.paths)
-    assert known == later
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -101,30 +76,6 @@ def test_a_damaged_note_is_left_out(toy: ToyRun, content: str) -> None:
     assert read_jobs(toy.paths) == [JOB]
 
 
-def test_a_note_of_a_newer_version_is_read(toy: ToyRun) -> None:
-    toy.paths.jobs.mkdir()
-    (toy.paths.jobs / "8.json").write_text('{"format": 1, "job": "8", "color": "red"}')
-
-    assert [job.job for job in read_jobs(toy.paths)] == ["8"]
-
-
-def test_equal_scripts_have_one_copy(toy: ToyRun) -> None:
-    first = keep_script(toy.paths, "a b/c", "#!/bin/bash\n")
-    second = keep_script(toy.paths, "a b/c", "#!/bin/bash\n")
-
-    assert first == second
-    assert first.read_text() == "#!/bin/bash\n"
-    assert first.name.startswith("a_b_c-")
-    assert os.listdir(toy.paths.jobs) == [first.name]
-
-
-def test_a_copy_that_a_crash_cut_is_written_again(toy: ToyRun) -> None:
-    path = keep_script(toy.paths, "x", "#!/bin/bash\ntrue\n")
-    path.write_text("#!/bin")
-
-    assert keep_script(toy.paths, "x", "#!/bin/bash\ntrue\n").read_text() == "#!/bin/bash\ntrue\n"
-
-
 def test_workers_name_the_jobs_that_were_submitted_by_hand(toy: ToyRun) -> None:
     record_job(toy.paths, JOB)
     toy.worker("a", job="7", started=150.0)
@@ -137,15 +88,6 @@ def test_workers_name_the_jobs_that_were_submitted_by_hand(toy: ToyRun) -> None:
         ("9", 50.0),
         ("7", 100.0),
     ]
-
-
-def test_status_asks_slurm_nothing_where_no_job_is_known(toy: ToyRun, programs: Programs) -> None:
-    programs.answer("squeue", pending_line())
-
-    result = call("status", str(toy.root), "--json")
-
-    assert json.loads(result.stdout)["jobs"] == []
-    assert programs.calls("squeue") == []
 
 
 def test_i7_status_shows_jobs_and_changes_nothing_below_the_run(
@@ -226,76 +168,6 @@ def test_the_job_of_another_with_the_same_id_is_unknown(
     assert "  job 9    unknown (another job has this id, or it was renamed)\n" in result.stdout
 
 
-def test_no_slurm_asks_nothing_and_knows_nothing(toy: ToyRun, programs: Programs) -> None:
-    programs.answer("squeue", pending_line())
-    record_job(toy.paths, JOB)
-
-    (job,) = json.loads(call("status", str(toy.root), "--json", "--no-slurm").stdout)["jobs"]
-
-    assert (job["id"], job["state"], job["reason"]) == ("7", UNKNOWN, "Slurm was not queried")
-    assert programs.calls("squeue") == []
-
-
-def test_status_without_slurm_says_unknown(toy: ToyRun, programs: Programs) -> None:
-    assert not (programs.root / "squeue").exists()
-    record_job(toy.paths, JOB)
-
-    result = call("status", str(toy.root))
-
-    assert result.exit_code == 0
-    assert "  job 7    unknown (cannot run squeue: No such file or directory)" in result.stdout
-    assert "no worker is alive: start some" in result.stdout
-
-
-def test_jobs_that_slurm_does_not_know_share_a_line_and_a_complete_run_has_none(
-    toy: ToyRun, programs: Programs
-) -> None:
-    for job in ("7", "8", "9"):
-        record_job(toy.paths, replace(JOB, job=job))
-
-    assert "  jobs     3 unknown (cannot run squeue: " in call("status", str(toy.root)).stdout
-
-    toy.worker("a").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
-    said = call("status", str(toy.root)).stdout
-    assert ": complete\n" in said
-    assert "unknown" not in said
-
-
-def test_the_run_itself_asks_no_slurm(toy: ToyRun, programs: Programs) -> None:
-    programs.answer("squeue", pending_line())
-    record_job(toy.paths, JOB)
-
-    assert toy.run.status().reason.startswith("no worker is alive: start some")
-    assert programs.calls("squeue") == []
-
-
-def test_watching_ends_when_the_run_is_gone(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_toolkit.cli.statusview.time.sleep", lambda _: shutil.rmtree(toy.root))
-
-    error = refused("status", str(toy.root), "--watch", "--no-slurm")
-
-    assert (error.exit_code, error.message) == (
-        1,
-        f"{toy.root}: run.json is missing",
-    )
-
-
-def test_watching_asks_slurm_every_30_s_at_most(
-    toy: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs.answer("squeue", pending_line())
-    record_job(toy.paths, JOB)
-    states = JobStates(toy.paths)
-    clock = {"now": 0.0}
-    monkeypatch.setattr("hpc_toolkit.submit.jobs.time.monotonic", lambda: clock["now"])
-
-    asked = []
-    for clock["now"] in (1000.0, 1002.0, 1029.0, 1031.0):
-        assert [record.state for record in states.read()] == ["PENDING"]
-        asked.append(len(programs.calls("squeue")))
-    assert asked == [1, 1, 1, 2]
-
-
 def test_a_job_that_ended_long_ago_is_not_asked_for_again(
     toy: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,75 +206,6 @@ def test_elements_of_an_array_are_summed_up(toy: ToyRun, programs: Programs) -> 
     assert [line for line in result.stdout.splitlines() if line.startswith("  job ")] == [
         "  job 70   RUNNING on n1, of its elements 1 PENDING, 1 RUNNING"
     ]
-
-
-def test_an_array_of_many_started_elements_is_asked_for_as_a_whole(
-    toy: ToyRun, programs: Programs
-) -> None:
-    lines = [
-        pending_line(str(raw), ArrayJobID="700", JobArrayID=f"700_{raw - 701}", State="RUNNING")
-        for raw in range(701, 761)
-    ]
-    programs.answer("squeue", "\n".join(lines))
-    record_job(toy.paths, replace(JOB, job="700", array="0-59"))
-    for raw in range(701, 761):
-        toy.worker(f"w{raw}", job=str(raw), started=200.0)
-
-    (record,) = JobStates(toy.paths).read()
-
-    assert (record.id, record.elements) == ("700", (("RUNNING", 60),))
-    assert [line.split()[-1] for line in programs.calls("squeue")] == ["--jobs=700"]
-
-
-def test_elements_that_slurm_forgot_are_no_jobs_of_their_own(
-    toy: ToyRun, programs: Programs
-) -> None:
-    programs.answer("squeue", pending_line("700", ArrayJobID="700", JobArrayID="700_99"))
-    record_job(toy.paths, replace(JOB, job="700", array="0-99"))
-    for raw in range(701, 761):
-        toy.worker(f"w{raw}", job=str(raw), started=200.0, job_name="work-queue")
-    toy.worker("another", job="900", started=100.0, job_name="by-hand")
-
-    records = JobStates(toy.paths).read()
-
-    assert [record.id for record in records] == ["700", "900"]
-
-
-def test_submitted_jobs_are_asked_for_before_those_that_workers_name(
-    toy: ToyRun, programs: Programs
-) -> None:
-    lines = [pending_line(str(number), State="RUNNING") for number in (7, *range(900, 960))]
-    programs.answer("squeue", "\n".join(lines))
-    record_job(toy.paths, JOB)
-    for number in range(900, 960):
-        toy.worker(f"w{number}", job=str(number), started=200.0 + number)
-
-    records = JobStates(toy.paths).read()
-
-    assert (records[0].id, records[0].state) == ("7", "RUNNING")
-    assert [one.id for one in records if one.state == UNKNOWN] == [str(n) for n in range(900, 911)]
-
-
-def test_of_many_jobs_those_that_may_still_work_are_shown(toy: ToyRun, programs: Programs) -> None:
-    ended = [pending_line(str(n), State="COMPLETED", EndTime="1000") for n in range(11, 30)]
-    programs.answer("squeue", "\n".join([pending_line("10"), *ended]))
-    for number in range(10, 30):
-        record_job(toy.paths, replace(JOB, job=str(number), submitted=float(number)))
-
-    result = call("status", str(toy.root))
-
-    shown = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("  job ")]
-    assert shown == ["10", *map(str, range(23, 30))]
-    assert "and 12 more" in result.stdout
-
-
-def test_a_living_worker_leaves_the_reason_alone(toy: ToyRun, programs: Programs) -> None:
-    programs.answer("squeue", pending_line())
-    record_job(toy.paths, JOB)
-    here = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
-    toy.worker("w", **here).claim(toy.unit_name(0))
-
-    assert "why" not in call("status", str(toy.root)).stdout
 
 
 @pytest.mark.parametrize(
@@ -488,53 +291,6 @@ def test_a_log_is_found_by_the_pattern_of_its_job(toy: ToyRun, tmp_path: Path) -
     assert (result.stdout, result.stderr) == ("hello\n", f"--- {log}\n")
 
 
-def test_logs_of_an_array_are_its_elements(toy: ToyRun, tmp_path: Path) -> None:
-    for element in (1, 2, 12):
-        (tmp_path / f"x-7_{element}.out").write_text(str(element))
-    (tmp_path / "x-8_1.out").write_text("another")
-    array = replace(JOB, name="x", array="1-12", cwd=str(tmp_path), log="%x-%A_%a.out")
-    record_job(toy.paths, array)
-
-    assert len(log_files(toy.paths, "7")) == 3
-    assert [path.read_text() for path in log_files(toy.paths, "7_2")] == ["2"]
-
-
-def test_elements_whose_logs_bear_ids_of_their_own_are_found(toy: ToyRun, tmp_path: Path) -> None:
-    for number in (7, 8, 9):
-        (tmp_path / f"x-{number}.out").write_text(str(number))
-    array = replace(JOB, name="x", array="1-3", cwd=str(tmp_path), log="x-%j.out")
-    record_job(toy.paths, array)
-
-    assert len(log_files(toy.paths, "7")) == 3
-
-
-def test_the_log_of_another_job_is_refused(toy: ToyRun) -> None:
-    record_job(toy.paths, JOB)
-
-    error = refused("logs", str(toy.root), "--job", "8")
-
-    assert isinstance(error, ConfigError)
-    assert error.hint == "known jobs: 7"
-
-
-def test_the_log_of_an_element_that_only_its_workers_name_is_found(
-    toy: ToyRun, programs: Programs, tmp_path: Path
-) -> None:
-    log = tmp_path / "element.out"
-    log.write_text("hello\n")
-    programs.answer("scontrol", f"JobId=125 ArrayJobId=123 ArrayTaskId=4\n   StdOut={log}")
-    toy.worker("a", job="123_4")
-
-    assert call("logs", str(toy.root), "--job", "123_4").stdout == "hello\n"
-    assert refused("logs", str(toy.root), "--job", "124_4").hint == "known jobs: 123_4"
-
-
-def test_a_job_without_a_log_says_so(toy: ToyRun, tmp_path: Path) -> None:
-    record_job(toy.paths, replace(JOB, cwd=str(tmp_path)))
-
-    assert refused("logs", str(toy.root), "--job", "7").message == "job 7 has not written a log yet"
-
-
 def test_cancel_takes_the_runs_jobs_in_the_queue_and_no_others(
     toy: ToyRun, programs: Programs
 ) -> None:
@@ -592,27 +348,6 @@ def test_cancel_leaves_a_job_alone_that_may_be_anothers(
     assert programs.calls("scancel") == ["8"]
 
 
-def test_a_renamed_job_of_another_cluster_is_cancelled_by_hand_there(
-    toy: ToyRun, programs: Programs
-) -> None:
-    programs.answer("squeue", pending_line("7", Name="other", Cluster="alpha"))
-    record_job(toy.paths, replace(JOB, name="mine", cluster="alpha"))
-
-    (left,) = cancelable_jobs(toy.paths)
-
-    assert left.foreign == (
-        "it is called other, not mine; if it was renamed, 'scancel --clusters=alpha 7' takes it"
-    )
-
-
-def test_cancel_takes_a_job_whose_record_has_no_name(toy: ToyRun, programs: Programs) -> None:
-    programs.answer("squeue", pending_line("7", Name="submitit"))
-    programs.answer("scancel", "")
-    record_job(toy.paths, replace(JOB, name="", by=""))
-
-    assert call("cancel", str(toy.root), "--yes").stdout == "7\n"
-
-
 def test_a_job_of_a_long_name_is_cancelled_by_what_its_worker_noted(
     toy: ToyRun, programs: Programs
 ) -> None:
@@ -625,20 +360,6 @@ def test_a_job_of_a_long_name_is_cancelled_by_what_its_worker_noted(
         toy.worker(f"w{job}", job=job, job_name=RankInfo.from_environ(environ).job_name)
 
     assert call("cancel", str(toy.root), "--yes").stdout == "7\n8\n"
-
-
-@pytest.mark.parametrize("cells", [{"UserName": ""}, {"Name": ""}], ids=str)
-def test_a_job_of_which_slurm_does_not_say_whose_it_is_is_left_alone(
-    toy: ToyRun, programs: Programs, cells: dict[str, str]
-) -> None:
-    programs.answer("squeue", pending_line("7", **cells))
-    programs.answer("scancel", "")
-    record_job(toy.paths, JOB)
-
-    error = refused("cancel", str(toy.root), "--yes")
-
-    assert (error.message, error.hint) == ("1 job was left alone, see above", "")
-    assert programs.calls("scancel") == []
 
 
 def test_cancel_asks_for_an_array_and_not_for_its_elements(toy: ToyRun, programs: Programs) -> None:
@@ -656,18 +377,6 @@ def test_cancel_asks_for_an_array_and_not_for_its_elements(toy: ToyRun, programs
     assert (first.split()[-1], second.split()[-1]) == ("--jobs=70", "--jobs=70_1")
 
 
-def test_cancel_of_a_run_without_queued_jobs_fails(toy: ToyRun, programs: Programs) -> None:
-    programs.answer("squeue", pending_line("7", State="COMPLETED"))
-    programs.answer("scancel", "")
-    record_job(toy.paths, JOB)
-
-    error = refused("cancel", str(toy.root), "--yes")
-
-    assert error.exit_code == 1
-    assert error.message == f"no job of {toy.root} is in the queue"
-    assert programs.calls("scancel") == []
-
-
 def test_cancel_takes_one_job_by_its_id(toy: ToyRun, programs: Programs) -> None:
     programs.answer("squeue", "\n".join([pending_line("7"), pending_line("8")]))
     programs.answer("scancel", "")
@@ -678,22 +387,3 @@ def test_cancel_takes_one_job_by_its_id(toy: ToyRun, programs: Programs) -> None
     assert programs.calls("scancel") == ["8"]
     assert "its jobs: 7, 8" in refused("cancel", str(toy.root), "--job", "99", "--yes").hint
     assert programs.calls("scancel") == ["8"]
-
-
-def test_cancel_without_a_terminal_wants_yes(toy: ToyRun, programs: Programs) -> None:
-    programs.answer("squeue", pending_line("7"))
-    programs.answer("scancel", "")
-    record_job(toy.paths, JOB)
-
-    assert refused("cancel", str(toy.root)).hint == "add --yes to cancel without confirmation"
-    assert programs.calls("scancel") == []
-
-
-def test_cancel_without_slurm_is_an_error(toy: ToyRun, programs: Programs) -> None:
-    assert not (programs.root / "squeue").exists()
-    record_job(toy.paths, JOB)
-
-    error = refused("cancel", str(toy.root), "--yes")
-
-    assert isinstance(error, SlurmError)
-    assert error.message == "cannot run squeue: No such file or directory"

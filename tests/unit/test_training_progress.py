@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.cli import statusview
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import RunJob, own_login, record_job
 from tests.fakeslurm import Programs, pending_line
@@ -80,23 +78,6 @@ def test_status_shows_the_job_the_last_output_and_the_last_checkpoint(
     ]
 
 
-def test_the_json_of_a_training_has_what_the_text_has(root: Path, programs: Programs) -> None:
-    running(programs)
-    note(root)
-    write(root / "logs/7.0.0/rank-3.restart-0.err", "CUDA out of memory\n", age_s=5)
-
-    found = json.loads(call("status", "runs/gpt", "--json").stdout)
-
-    assert [(job["id"], job["state"]) for job in found["jobs"]] == [("7", "RUNNING")]
-    assert found["output"]["text"] == "CUDA out of memory"
-    assert found["output"]["path"].endswith("rank-3.restart-0.err")
-    assert (found["directory"], found["rank_restarts"], found["checkpoint"]) == (
-        "runs/gpt",
-        0,
-        None,
-    )
-
-
 @pytest.mark.parametrize(("state", "code"), [("FAILED", 1), ("COMPLETED", 0), ("RUNNING", 0)])
 def test_check_fails_after_a_job_that_did_not_complete(
     root: Path, programs: Programs, state: str, code: int
@@ -105,26 +86,6 @@ def test_check_fails_after_a_job_that_did_not_complete(
     note(root)
 
     assert call("status", "runs/gpt", "--check").exit_code == code
-
-
-def test_watching_ends_with_the_jobs(
-    root: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = (
-        pending_line("7", Name="gpt", State=state) for state in ("RUNNING", "COMPLETED")
-    )
-    seen = f'if [ -e "$0.seen" ]; then echo "{second}"; else echo "{first}"; : >"$0.seen"; fi'
-    programs.add("squeue", seen)
-    note(root)
-    monkeypatch.setattr("hpc_toolkit.submit.jobs.ASKED_AGAIN_S", 0.0)
-    monkeypatch.setattr(statusview, "_WATCH_S", 0.0)
-
-    shown = call("status", "runs/gpt", "--watch").stdout
-
-    assert [line for line in shown.splitlines() if line.startswith("runs")] == [
-        "runs/gpt: RUNNING",
-        "runs/gpt: COMPLETED",
-    ]
 
 
 def test_logs_prints_the_log_of_the_latest_job_that_wrote_one(
@@ -140,18 +101,6 @@ def test_logs_prints_the_log_of_the_latest_job_that_wrote_one(
     assert refused("logs", "runs/gpt", "--job", "8").message == "job 8 has not written a log yet"
     assert "no job of runs/gpt has the id '9'" in refused("logs", "runs/gpt", "--job", "9").message
     assert "has no workers and no items" in refused("logs", "runs/gpt", "--item", "0").message
-
-
-def test_a_training_on_this_machine_shows_the_output_of_its_ranks(root: Path) -> None:
-    for rank in (10, 9):
-        write(root / f"logs/local-1/rank-{rank}.restart-0.out", f"I am {rank}\n", age_s=rank)
-
-    assert call("logs", "runs/gpt").stdout == "I am 9\nI am 10\n"
-    assert status_lines() == [
-        "runs/gpt: no job is known",
-        "  output      AGO: I am 9",
-        "  checkpoint  none in runs/gpt/checkpoints",
-    ]
 
 
 def test_cancel_takes_the_jobs_of_a_training(root: Path, programs: Programs) -> None:

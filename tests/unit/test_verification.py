@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.cli.gathering import TOLERANCE, check_results
-from hpc_toolkit.errors import ConfigError, RunError, WorkloadError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.results.snapshots import write_snapshot
-from hpc_toolkit.results.tables import read_rows, write_table
+from hpc_toolkit.results.tables import read_rows
 from hpc_toolkit.results.verification import Problem, Range, Recomputation, verify
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
@@ -89,12 +88,6 @@ def test_a_number_outside_its_range_is_named(text: str, what: str) -> None:
     assert found([row(3)], items=None, ranges=(Range.parse(text),)) == [("out of range", 3, what)]
 
 
-@pytest.mark.parametrize("text", ["mean", "mean=1", "=0:1", "mean=1:0", "mean=a:1", "mean=nan:1"])
-def test_a_text_that_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not KEY=LEAST:MOST"):
-        Range.parse(text)
-
-
 def test_numbers_that_are_not_finite_are_named_wherever_they_stand() -> None:
     rows = [row(0, value={"a": [1.0, math.nan], "b": {"c": -math.inf}, "d": True, "e": None})]
 
@@ -112,13 +105,6 @@ def test_keys_that_repeat_are_named_in_items_and_in_values() -> None:
         ("not unique", 3, "there is no id"),
     ]
     assert found([row(1), row(1)], items=None, unique=("seed",))[1][0] == "not unique"
-
-
-def test_what_gather_wrote_is_read_back(tmp_path: Path) -> None:
-    rows = [row(0), row(1), failed(2)]
-    write_table(tmp_path / "rows.jsonl", rows)
-
-    assert read_rows(tmp_path / "rows.jsonl") == rows
 
 
 @pytest.mark.parametrize(
@@ -216,31 +202,6 @@ def test_the_tolerance_and_the_keys_to_ignore_decide_what_is_the_same(code: str)
     assert problems(tolerance=1e-5, ignore=("time",)) == []
 
 
-def test_a_group_is_loaded_once(code: str) -> None:
-    rows = [row(0, item={"g": n % 2, "n": n}, value={"context": n % 2}) for n in range(6)]
-
-    assert Recomputation(count=6).check(stage(f"{code}:Grouped", group_by="g"), rows) == (6, [])
-
-    assert importlib.import_module(code).LOADS == [0, 1]
-
-
-def test_after_a_failure_the_group_is_loaded_anew(code: str) -> None:
-    loads: list[int] = importlib.import_module(code).LOADS
-    rows = [row(0, item={"g": 0, "n": n}, value={"context": 0}) for n in range(3)]
-
-    _, problems = Recomputation(count=3).check(stage(f"{code}:Fragile", group_by="g"), rows)
-
-    assert [one.what for one in problems] == ["fails now: OSError: lost the device"]
-    assert loads == [0, 0]  # the one that fails is not the last of this draw
-
-
-def test_code_that_leaves_by_sys_exit_is_a_failure(code: str) -> None:
-    again, problems = Recomputation(count=1).check(stage(f"{code}:leaves"), [row(0)])
-
-    assert again == 1
-    assert [one.what for one in problems] == ["fails now: SystemExit: 0"]
-
-
 def test_what_code_prints_is_no_part_of_the_answer(
     code: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,8 +216,3 @@ def test_what_code_prints_is_no_part_of_the_answer(
     out, err = capfd.readouterr()
     assert json.loads(out)["complete"]
     assert {"a word", "another"} <= set(err.split("\n"))
-
-
-def test_code_that_cannot_be_loaded_is_refused() -> None:
-    with pytest.raises(WorkloadError):
-        Recomputation(count=1).check(stage("no_such_module_at_all:f"), [row(0)])

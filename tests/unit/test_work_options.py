@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_toolkit import cli
-from hpc_toolkit.cli.working import monitored, read_shares, unused, with_snapshots
+from hpc_toolkit.cli.working import monitored, read_shares, with_snapshots
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.results.snapshots import read_snapshot, write_snapshot
+from hpc_toolkit.results.snapshots import write_snapshot
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.binding import Shares, limit_memory
 from hpc_toolkit.system.ranks import RankInfo
@@ -47,33 +47,6 @@ def test_what_srun_gives_is_not_given_again(given: tuple[Any, Any], option: str)
     with pytest.raises(ConfigError, match=f"--{option}-per-worker: srun has given") as caught:
         read_shares(*given, None, IN_STEP)
     assert f"--{option}-per-task" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("environ", "workers", "told"),
-    [
-        ({"SLURM_STEP_ID": "0"}, 4, "--workers 4 has no effect in a step"),
-        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}, 4, ""),  # task 0 says it
-        ({"SLURM_STEP_ID": "0"}, 1, ""),
-        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}, None, ""),
-        ({"SLURM_NTASKS": "8"}, None, "8 tasks, nodes: 1; these workers start on this host only"),
-        ({"SLURM_NTASKS": "8"}, 8, ""),
-        ({"SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2"}, 8, "2 tasks, nodes: 2"),
-        ({"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}, None, ""),
-        # The shell of salloc with use_interactive_step, where srun would use the tasks.
-        ({"SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "8"}, None, "8 tasks, nodes: 1"),
-        ({}, 4, ""),
-    ],
-)
-def test_dropped_options_and_unused_tasks_are_told(
-    environ: dict[str, str], workers: int | None, told: str
-) -> None:
-    around = {"SLURM_JOB_ID": "7", **environ} if environ else {}
-
-    found = unused(RankInfo.from_environ(around), workers, around)
-
-    assert told in found
-    assert bool(told) is bool(found)
 
 
 def test_the_limit_of_memory_holds_in_a_process_and_raises_there() -> None:
@@ -156,22 +129,6 @@ def test_snapshots_that_cannot_be_taken_are_refused(
         pass
 
 
-def test_snapshot_prints_what_it_wrote(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 3, unit=3)
-    toy.worker("one").work(toy.unit_name(0), i1="done")
-    out = tmp_path / "s.json"
-
-    assert called("snapshot", toy.root, "-o", out, "--json") == (
-        0,
-        f'{{"file": "{out}", "items": 3, "done": 1, "failed": 0, "pending": 2}}\n',
-    )
-    assert read_snapshot(out).counts["done"] == 1
-    code, message = called("snapshot", toy.root, "-o", tmp_path / "none" / "s.json")
-    assert code == 1
-    assert "there is no directory" in message
-    assert "unknown format '.csv'" in called("snapshot", toy.root, "-o", "s.csv")[1]
-
-
 @pytest.mark.parametrize(
     ("words", "match"),
     [
@@ -206,25 +163,6 @@ def test_init_changes_single_options_of_a_snapshots_workload(tmp_path: Path) -> 
     assert made.manifest.stages[0].workload.options == {"seed": 1, "fail": 0.5}
     assert made.manifest.stages[0].max_attempts == 3
     assert not made.status().stages["items"].sealed
-
-
-def test_options_of_a_check_and_of_a_table_exclude_each_other(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 1, unit=1)
-
-    assert "--out cannot be combined" in called("gather", toy.root, "--check", "-o", "x.csv")[1]
-    assert "--unique needs --check" in called("gather", toy.root, "--unique", "id")[1]
-    assert "--range needs --check" in called("gather", toy.root, "--range", "id=0:1")[1]
-
-
-def test_an_open_run_is_sealed_after_its_last_items(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 1, unit=1, sealed=False)
-    (tmp_path / "more.jsonl").write_text('{"id": 7}\n')
-
-    assert "needs --items" in called("add", toy.root)[1]
-    assert called("add", toy.root, "--items", tmp_path / "more.jsonl", "--seal") == (0, "")
-
-    counts = toy.reopen().status().stages["items"]
-    assert (counts.total, counts.sealed) == (2, True)
 
 
 def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> None:

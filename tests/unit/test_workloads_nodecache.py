@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -16,9 +15,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.rundir import files
-from hpc_toolkit.science.workloads import checkpoints, nodecache
+from hpc_toolkit.science.workloads import nodecache
 from hpc_toolkit.science.workloads.checkpoints import prefetch_checkpoint
 from hpc_toolkit.science.workloads.nodecache import local_copy
 
@@ -290,22 +288,6 @@ def test_a_cache_that_cannot_be_used_costs_a_warning_and_not_the_work(
     assert made <= {node.parent, fast_dir / "shared" / "cache"}
 
 
-def test_a_cache_whose_marker_was_cleared_away_is_used_and_marked_again(
-    shared: Shared, node: Path, warned: Warned
-) -> None:
-    """What clears temporary files takes those first that nobody touches."""
-    source = shared()
-    copy_of(source)
-    before = copies(node)
-    (node / "CACHEDIR.TAG").unlink()
-
-    assert copy_of(source) != source
-
-    assert copies(node) == before
-    assert (node / "CACHEDIR.TAG").is_file()
-    assert not warned()
-
-
 def break_cache(broken: str, node: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = node.parent
     named = {
@@ -376,18 +358,6 @@ def test_a_copy_that_can_never_fit_deletes_none(
     assert copies(node) == before
     (said,) = warned()
     assert "no room for 10006 bytes" in said
-
-
-def test_a_copy_that_could_fit_but_for_one_that_is_read_deletes_none(
-    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500B")
-    idle, read, large = shared("step1"), shared("step2"), shared("step3", size=2000)
-    copy_of(idle)
-
-    with local_copy(read), local_copy(large) as copy:
-        assert copy == large
-        assert len(copies(node)) == 2
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -476,14 +446,6 @@ def test_a_copy_with_other_sizes_than_were_listed_is_not_kept(
     assert copies(node) == set()
 
 
-def test_a_checkpoint_under_two_names_is_copied_once(shared: Shared) -> None:
-    source = shared()
-    link = source.with_name("latest")
-    link.symlink_to(source)
-
-    assert copy_of(link) == copy_of(source) != source
-
-
 def test_local_links_to_shared_files_are_copied(
     shared: Shared, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,17 +461,6 @@ def test_local_links_to_shared_files_are_copied(
         assert copy != links
         assert not (copy / "model.safetensors").is_symlink()
         assert content(copy) == content(source)
-
-
-def test_shards_in_a_directory_of_their_own_are_copied(shared: Shared) -> None:
-    source = shared()
-    (source / "parts").mkdir()
-    (source / "model.safetensors").rename(source / "parts" / "1.safetensors")
-    index = {"weight_map": {"a": "parts/1.safetensors"}}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    with local_copy(source) as copy:
-        assert content(copy / "parts") == content(source / "parts")
 
 
 def test_no_lock_is_held_once_a_copy_is_closed(shared: Shared, node: Path) -> None:
@@ -532,27 +483,3 @@ def test_prefetching_copies_what_the_load_then_finds(
     assert copy_of(source) != source
 
     assert len(copied) == 2
-
-
-def test_prefetching_what_is_not_there_says_nothing(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefetch_checkpoint(shared().parent, "step9")
-
-    def refuse(*_: object) -> Path:
-        message = "gone"
-        raise PermanentError(message)
-
-    monkeypatch.setattr(checkpoints, "locate", refuse)
-    prefetch_checkpoint("anywhere", "step1")
-
-
-def test_a_variable_in_its_name_is_replaced_on_the_node(
-    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = shared()
-    monkeypatch.setenv("SLURM_TMPDIR", str(node.parent.parent))
-    monkeypatch.setenv("HPCTK_NODE_CACHE", f"$SLURM_TMPDIR/{node.parent.name}")
-
-    with local_copy(source) as copy:
-        assert copy.parent == node

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.installation import how_to_add
-from hpc_toolkit.system.processes import adopt_orphans, descendants
+from hpc_toolkit.system.processes import WARNING, adopt_orphans, descendants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -111,7 +111,7 @@ def work(words: list[str]) -> int:
     told: list[int] = []
     with _directory(os.environ) as root:
         command = full_command(words, str(root))
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(WARNING, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda got, _: told.append(got))
         path = f"{_own_ray(root)}:{os.environ.get('PATH', os.defpath)}"
@@ -241,9 +241,7 @@ def _own_ray(root: Path) -> Path:
     script = programs / "ray"
     script.write_text(
         _RAY.format(
-            real=real,
-            head=shlex.quote(str(root / _HEAD)),
-            failed=shlex.quote(str(root / _FAILED)),
+            real=real, head=shlex.quote(str(root / _HEAD)), failed=shlex.quote(str(root / _FAILED))
         ),
         encoding="utf-8",
     )
@@ -261,7 +259,7 @@ def main() -> int:
     words = sys.argv[1:]
     if words[:1] == [PROGRAM]:
         # The program itself decides what a warning means.
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        for number in (WARNING, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvp(words[1], words[1:])  # noqa: S606 - no shell is wanted

@@ -14,15 +14,10 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.allowlist import USERS
 from hpc_toolkit.slurm.batch.job import JobError
-from hpc_toolkit.slurm.batch.step import (
-    NO_CONTAINER,
-    Batch,
-    Container,
-    JobEnd,
-    cpus_per_task,
-)
+from hpc_toolkit.slurm.batch.step import NO_CONTAINER, Batch, Container, JobEnd, cpus_per_task
 from hpc_toolkit.slurm.client import PATIENCE_S, ask
 from hpc_toolkit.system.installation import how_to_add
+from hpc_toolkit.system.processes import WARNING
 from hpc_toolkit.system.supervisor import CUT_SHORT
 
 if TYPE_CHECKING:
@@ -38,7 +33,7 @@ if TYPE_CHECKING:
 # comes with a "=" before it.
 _WORDS = """for hpctk_word do shift; set -- "$@" "${hpctk_word#=}"; done
 """
-_TASK = """{begin}hpctk_ended=0; trap hpctk_ended=1 TERM; trap {on_warning} USR1
+_TASK = """{begin}hpctk_ended=0; trap hpctk_ended=1 TERM; trap {on_warning}
 "$@"; hpctk_code=$?
 {end}if [ "$hpctk_code" -eq 143 ]; then sleep 1; fi
 if [ "$hpctk_code$hpctk_ended" = 1431 ]; then hpctk_code=1; echo "cut short (SIGTERM)" >&2; fi
@@ -174,7 +169,8 @@ def _task(*, alone: bool, staged: Sequence[str]) -> str:
         for number in range(1, len(staged) + 1):
             begin += f"HPCTK_STAGED_{number}=$HPCTK_STAGED/$HPCTK_STAGED_{number}\n"
         end = _LAST_LEAVES
-    return _WORDS + _TASK.format(begin=begin, on_warning='""' if alone else ":", end=end)
+    on_warning = ('""' if alone else ":") + f" {WARNING.name[3:]}"
+    return _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)
 
 
 def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:

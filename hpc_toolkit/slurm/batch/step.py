@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from hpc_toolkit.slurm.batch.job import JobError
 from hpc_toolkit.slurm.client import ASK_S, PATIENCE_S, SlurmError, ask
 from hpc_toolkit.slurm.controller import slurm_config
-from hpc_toolkit.system.processes import readable
+from hpc_toolkit.system.processes import WARNING, readable
 from hpc_toolkit.system.supervisor import CUT_SHORT, shell_code
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Batch:
         return shell_code(code)
 
     def _receive(self, number: int | None) -> None:
-        if number == signal.SIGUSR1:
+        if number == WARNING:
             self._warn()
         elif number == signal.SIGTERM:
             self.ended = True
@@ -137,13 +137,13 @@ class Batch:
 
     def _warn(self) -> None:
         self.warned = True
-        self.job.log("the time limit is near: asking the ranks to finish (SIGUSR1)")
+        self.job.log(f"the time limit is near: asking the ranks to finish ({WARNING.name})")
         if self._forward or self.job.deadline is None:
             self.warn_ranks()
 
     def warn_ranks(self) -> None:
         try:
-            ask(["scancel", "--signal=USR1", self.job.id], timeout_s=PATIENCE_S)
+            ask(["scancel", f"--signal={WARNING.name[3:]}", self.job.id], timeout_s=PATIENCE_S)
         except SlurmError as error:
             self.job.log(f"scancel could not reach the ranks: {error.message}")
 
@@ -189,7 +189,7 @@ def cpus_per_task(job: Job) -> list[str]:
 
 
 class Signals:
-    """SIGUSR1, SIGTERM and SIGCHLD of this process, in the order in which they came.
+    """The warning, SIGTERM and SIGCHLD of this process, in the order in which they came.
 
     The handlers do nothing: Python writes each signal's number into a pipe. A child starts with the
     default actions, since exec resets handlers.
@@ -201,7 +201,7 @@ class Signals:
             os.set_blocking(end, False)
         self._seen: deque[int] = deque()
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD):
+        for number in (WARNING, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
 
     def next(self, timeout_s: float | None) -> int | None:

@@ -13,7 +13,7 @@ from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.choice import choose_partition, fitting_site
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least
 from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS, OPTIONS, option, rivals_of, shown
-from hpc_toolkit.slurm.render.values import NO_MEMORY, parse_array
+from hpc_toolkit.slurm.render.values import NO_MEMORY, SIGNALLED, parse_array
 from hpc_toolkit.system.quantities import HOUR_S, format_walltime
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     """
     full, sources = _with_defaults(spec, cluster)
     full = replace(
-        full,
-        time=full.time or FALLBACK_TIME_S,
-        output=log_pattern(full),
-        **_ranks(full, cluster),
+        full, time=full.time or FALLBACK_TIME_S, output=log_pattern(full), **_ranks(full, cluster)
     )
     if not (full.signal or full.plain) and (full.launch or not full.command):
         # Not for other programs: the signal ends a program that does not handle it.
@@ -216,7 +213,7 @@ def _needs(full: ScriptSpec, sources: Mapping[str, str]) -> Needs:
 
 
 def _signal(time_s: int) -> str:
-    return f"B:USR1@{FALLBACK_SIGNAL_S if time_s >= HOUR_S else max(1, time_s // 10)}"
+    return f"{SIGNALLED}{FALLBACK_SIGNAL_S if time_s >= HOUR_S else max(1, time_s // 10)}"
 
 
 def _gpu_directives(full: ScriptSpec, site: Cluster) -> list[tuple[str, Any]]:

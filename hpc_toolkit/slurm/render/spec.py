@@ -157,7 +157,7 @@ class ScriptSpec:
         "Shortest limit that Slurm may choose to start earlier.", "TIME", directive=1))
     signal: str | None = _field(None, Row("", v.SIGNAL,
         "How long before the time limit the script is warned, up to a minute earlier.",
-        "B:USR1@SECONDS", directive=1, plain=False))
+        f"{v.SIGNALLED}SECONDS", directive=1, plain=False))
     requeue: bool = _field(True, Row(SCHEDULING, v.FLAG,
         "Requeue the job while work remains. [default: on]", "", directive=2))
     idle_exit: int | None = _field(None, Row(ENVIRONMENT, v.DURATION,

@@ -300,7 +300,9 @@ GRES = text(
     rf"{_GRES}(,{_GRES}){{0,15}}",
     "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node requests GPUs",
 )
-SIGNAL = text("B:USR1@[1-9][0-9]{0,4}", "B:USR1@SECONDS, the only signal that the script handles")
+SIGNALLED = "B:USR1@"
+"""The script's signal is ``system.processes.WARNING``, which templates/base.sbatch.j2 traps."""
+SIGNAL = text(f"{SIGNALLED}[1-9][0-9]{{0,4}}", f"{SIGNALLED}SECONDS, the script handles no other")
 DIRECTORY = path(
     rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
     "an absolute directory without backslashes or patterns such as %j",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.processes import WARNING
 from hpc_toolkit.training.distributed.group import LOGGER, get_distributed_info, world_size
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
 
-_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+_SIGNALS = (WARNING, signal.SIGTERM)
 
 
 class StopSignal:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, TRY_AGAIN, HpcToolkitError, TryAgainLaterError
-from hpc_toolkit.system.processes import adopt_orphans
+from hpc_toolkit.system.processes import WARNINGS, adopt_orphans
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.training.launch.outcome import (
     Outcome,
@@ -23,7 +23,7 @@ from hpc_toolkit.training.launch.outcome import (
     saved,
     signal_name,
 )
-from hpc_toolkit.training.launch.rank import ENDING, WARNINGS
+from hpc_toolkit.training.launch.rank import ENDING
 from hpc_toolkit.training.launch.ranks import Ranks, make_next
 from hpc_toolkit.training.launch.rendezvous import FAREWELL_S, Rounds, open_rounds
 

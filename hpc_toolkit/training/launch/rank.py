@@ -13,10 +13,8 @@ import signal
 import sys
 
 from hpc_toolkit.system.machine import parse_cpus
-from hpc_toolkit.system.processes import die_with_parent
+from hpc_toolkit.system.processes import WARNINGS, die_with_parent
 
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which Slurm or a user warns a training that its time is nearly over."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end all ranks."""
 

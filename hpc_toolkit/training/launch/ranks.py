@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.machine import format_cpus, parse_cpus
-from hpc_toolkit.system.processes import descendants, kill_group
+from hpc_toolkit.system.processes import WARNINGS, descendants, kill_group
 from hpc_toolkit.training.launch import rank
 from hpc_toolkit.training.launch.outcome import RankFailure
 
@@ -103,7 +103,7 @@ class Ranks:
         self._directory.mkdir(parents=True, exist_ok=True)
         # A warning would end a rank that does not ignore it yet. A signal that ends the launch
         # would lose the child that Popen has just started.
-        blocked = (*rank.WARNINGS, *rank.ENDING)
+        blocked = (*WARNINGS, *rank.ENDING)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         try:
             for local in range(self._plan.ranks):

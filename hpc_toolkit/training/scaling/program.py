@@ -20,6 +20,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, ConfigError, HpcToolkitError
+from hpc_toolkit.system.processes import WARNING
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.system.terminal import show_error
 from hpc_toolkit.training import distributed
@@ -192,7 +193,7 @@ def _measure_all(
     # Read the load before the ranks themselves add to it.
     load = os.getloadavg()[0]
     asked_to_leave: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _: asked_to_leave.append(number))
+    signal.signal(WARNING, lambda number, _: asked_to_leave.append(number))
     # Start the monitor before torch is imported, because its child is forked.
     with monitored(directory, size) as samples:
         import torch

@@ -182,7 +182,11 @@ def _record(cluster: Cluster) -> dict[str, Any]:
     del record["origins"]
     for key in ("identify", "env", "nccl", "defaults", "facts"):
         record[key] = dict(record[key])
-    record["defaults"] = {name: shown(name, one) for name, one in record["defaults"].items()}
+    for table in (record, *record["partitions"]):
+        table["defaults"] = {
+            name: one if name.startswith("sbatch.") else shown(name, one)
+            for name, one in dict(table["defaults"]).items()
+        }
     record |= {key: {one.pop("name"): one for one in record[key]} for key in ("kinds", "qos")}
     for table in (*record["kinds"].values(), *record["partitions"]):
         table |= {key: dict(table[key]) for key in ("kinds", "gpus", "gres") if key in table}
@@ -219,7 +223,8 @@ def _shown(record: dict[str, Any], key: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{number} {kind}" for kind, number in value.items())
+        form = "{0}={1}" if key == "defaults" else "{1} {0}"
+        return ", ".join(form.format(*pair) for pair in value.items())
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 

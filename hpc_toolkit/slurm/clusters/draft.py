@@ -18,7 +18,15 @@ from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.files import SUFFIX
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
 from hpc_toolkit.slurm.clusters.nodes import NodeKind, kinds_of_records, number_of
-from hpc_toolkit.slurm.clusters.rights import NOBODY, User, closed, permitted, qos_limits, this_user
+from hpc_toolkit.slurm.clusters.rights import (
+    NOBODY,
+    User,
+    closed,
+    denied,
+    permitted,
+    qos_limits,
+    this_user,
+)
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.quantities import HOUR_S, format_mem, format_walltime, parse_walltime
@@ -287,7 +295,7 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
         max_mem_per_node=format_mem(mem) if mem and mem < most_mem else None,
         max_mem_per_cpu=format_mem(mem_per_cpu) if mem_per_cpu else None,
         mem_style=_mem_style(record, facts.config) if _shares_memory(facts) else None,
-        whole_nodes=True if record.get("OverSubscribe") == "EXCLUSIVE" else None,
+        whole_nodes=_whole_nodes(record, facts.config) or None,
         restricted=one.closed or None,
         **({} if one.closed else _rights(record, facts)),
     )
@@ -296,6 +304,14 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
     inline = f"kinds = {{ {', '.join(counts)} }}"
     kinds = [inline] if len(inline) <= _LINE else ["[partitions.kinds]", *counts]
     return "\n" + "\n".join([*remarks, "[[partitions]]", *stated, *kinds])
+
+
+def _whole_nodes(record: Mapping[str, str], config: Mapping[str, str]) -> bool:
+    shared, select = record.get("OverSubscribe", ""), config.get("SelectType", "")
+    # select/linear, also below select/cray_aries, shares nodes only if OverSubscribe says so.
+    of_cray = "cray" in select and "OTHER_CONS" not in config.get("SelectTypeParameters", "")
+    linear = select == "select/linear" or of_cray
+    return shared == "EXCLUSIVE" or (linear and not shared.startswith(("FORCE", "YES")))
 
 
 def _shares_memory(facts: SlurmFacts) -> bool:
@@ -315,12 +331,16 @@ def _mem_style(record: Mapping[str, str], config: Mapping[str, str]) -> str | No
 def _rights(record: Mapping[str, str], facts: SlurmFacts) -> dict[str, Any]:
     """Return the accounts and the QOS that the user's jobs may have, if these are not all."""
     user, qos = facts.user, record.get("QoS", "N/A")
+    unknown = not user.qos and qos not in ("N/A", "(null)")
     accounts = permitted(record, user, "Accounts", "account")
     allowed = permitted(record, user, "Qos", "qos")
     return {
         "accounts": accounts if accounts and accounts != user.own("account") else None,
+        "denied_accounts": denied(record, user, "Accounts"),
         "allowed_qos": allowed if allowed and allowed != user.own("qos") else None,
-        "partition_qos": qos if qos in _limited_qos(facts) else None,
+        "denied_qos": denied(record, user, "Qos"),
+        # If sacctmgr does not answer, the limits of this QOS are unknown.
+        "partition_qos": qos if qos in _limited_qos(facts) or unknown else None,
     }
 
 

@@ -107,13 +107,22 @@ def _excluded(record: Mapping[str, str], user: User) -> str:
 
 def permitted(record: Mapping[str, str], user: User, key: str, column: str) -> list[str]:
     """Return the user's accounts (or QOS) that a partition takes; without the user's, its list."""
-    allowed, denied = record.get(f"Allow{key}", "ALL"), _words(record.get(f"Deny{key}", ""))
+    allowed, refused = (
+        record.get(f"Allow{key}", "ALL"),
+        _words(record.get(f"Deny{key}", "").lower()),
+    )
     own = user.own(column, record.get("PartitionName", ""))
     if not user.associations:
         return [] if allowed == "ALL" else _words(allowed)
+    taken = own if allowed == "ALL" else _words(allowed.lower())
     return [
-        one for one in own if one not in denied and (allowed == "ALL" or one in _words(allowed))
+        one for one in own if one.lower() not in refused and one.lower() in map(str.lower, taken)
     ]
+
+
+def denied(record: Mapping[str, str], user: User, key: str) -> list[str] | None:
+    """Return the accounts (or QOS) that a partition refuses, if the user's are unknown."""
+    return None if user.associations else _words(record.get(f"Deny{key}", "")) or None
 
 
 def qos_limits(user: User, name: str) -> dict[str, Any]:
@@ -129,7 +138,9 @@ def qos_limits(user: User, name: str) -> dict[str, Any]:
         found[key] = min(numbers, default=None)
     submit = row.get("maxsubmitpu", "")
     found["max_submit_jobs"] = int(submit) if submit.isdecimal() else None
-    found["overrides_partition"] = "Partition" in row.get("flags", "") or None
+    flags = row.get("flags", "")
+    found["overrides_partition"] = "Partition" in flags or None
+    found["overrides_partition_qos"] = "OverPartQOS" in flags or None
     return found
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.choice import named_site
 from hpc_toolkit.slurm.clusters.fitting import with_gpus
+from hpc_toolkit.slurm.render.directives import site_of
 from hpc_toolkit.slurm.render.spec import (
     ARRAYS,
     OPTIONS,
@@ -21,6 +22,7 @@ from hpc_toolkit.slurm.render.spec import (
     asked,
     option,
 )
+from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.system.options import launcher_option
 
 if TYPE_CHECKING:
@@ -232,7 +234,7 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
 
 def training_directory(run_dir: str | None, job_name: str) -> str:
     """Return the directory of a training's rendezvous, logs and jobs, relative to its job's."""
-    return run_dir or f"runs/{job_name}"
+    return run_dir or f"runs/{file_name(job_name)}"
 
 
 def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:
@@ -259,7 +261,7 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
 def _srun_options(full: ScriptSpec, cluster: Cluster) -> list[str]:
     names = ("cpu_bind", "mem_bind", "distribution", "hint")
     given = {name: getattr(full, name) for name in names}
-    if cluster.gpu_request == "gpus-per-task" and full.gpus_per_node:
+    if site_of(full, cluster).gpu_request == "gpus-per-task" and full.gpus_per_node:
         # Otherwise each rank would see only its own GPU, with no direct path to its node's others.
         given["gpu_bind"] = "none"
     return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value]
@@ -312,7 +314,7 @@ def _cpus(full: ScriptSpec, template: str, cluster: Cluster, tasks: int) -> int 
     if template == "train-cpu":
         return site.cpus_per_node or CPUS
     of_a_task = (full.nproc_per_node or 1) // tasks
-    of_a_rank = dict(cluster.defaults).get("cpus_per_task")
+    of_a_rank = dict(site.defaults).get("cpus_per_task")
     if of_a_rank:
         return int(of_a_rank) * of_a_task
     shared = full.gpus_per_node and site.cpus_per_node and site.gpus_per_node

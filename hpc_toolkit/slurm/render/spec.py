@@ -7,6 +7,7 @@ no later step sees a value that a shell could misread.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -145,11 +146,11 @@ class ScriptSpec:
         excludes=("mem_per_gpu",), site=2))
     mem_per_gpu: int | None = _field(None, Row("", v.MEMORY, "Memory per GPU.", "SIZE", directive=1,
         needs="gpus_per_node", site=2))
-    exclusive: bool | str = _field(False, Row("", v.EXCLUSIVE,
+    exclusive: bool | str | None = _field(None, Row("", v.EXCLUSIVE,
         "Keep other jobs off the nodes; user, mcs or topo (24.05): only those of others.",
         "WHO", directive=1, excludes=("oversubscribe",)))
-    oversubscribe: bool = _field(False, Row("", v.FLAG, "Let other jobs use the same CPUs.", "",
-        directive=1))
+    oversubscribe: bool | None = _field(None, Row("", v.FLAG,
+        "Let other jobs use the same CPUs.", "", directive=1))
     time: int | None = _field(None, Row(RESOURCES, v.WALLTIME,
         "Time limit, e.g. 4:00:00 or 4h; a plain number is minutes.", "TIME", directive=1,
         site=1))
@@ -172,13 +173,13 @@ class ScriptSpec:
         "Number added to the array index. [default: 0]", "N", plain=False))
     dependency: str | None = _field(None, Row(SCHEDULING, v.DEPENDENCY,
         "Jobs to wait for: afterok:JOB, afterany:JOB ...", directive=1))
-    kill_on_invalid_dep: bool = _field(True, Row("", v.FLAG,
+    kill_on_invalid_dep: bool | None = _field(None, Row("", v.FLAG,
         "no: leave the job pending if its dependency can never be met.", "no", directive=1))
     output: str | None = _field(None, Row(JOB, v.LOG, "The log. [default: slurm/logs/%x-%j.out]",
         "PATTERN", directive=4))
     error: str | None = _field(None, Row("", v.LOG, "A log for stderr alone.", "PATTERN",
         directive=4))
-    open_mode: str = _field("append", Row("", text("append|truncate", "append or truncate"),
+    open_mode: str | None = _field(None, Row("", text("append|truncate", "append or truncate"),
         "Whether a requeued job appends to its log or empties it.", directive=3))
     chdir: str | None = _field(None, Row("", v.DIRECTORY, "Working directory of the job.", "DIR",
         directive=4))
@@ -348,6 +349,7 @@ def _check_together(spec: ScriptSpec) -> None:
             msg = f"{option(name)} needs {option(needed)}"
             hint = f"add {option(needed)} {OPTIONS[needed].metavar}, or leave it out"
             raise RenderError(msg, hint=hint)
+    _check_logs(spec)
     if spec.ntasks is None:
         return
     if spec.ntasks < spec.nodes:
@@ -358,3 +360,11 @@ def _check_together(spec: ScriptSpec) -> None:
         msg = f"--sbatch ntasks: {spec.ntasks} are more than"
         msg += f" --nodes x --ntasks-per-node, at most {most}"
         raise RenderError(msg, hint="leave out --ntasks-per-node, or request more nodes")
+
+
+def _check_logs(spec: ScriptSpec) -> None:
+    logs = {"output": spec.output, "error": spec.error}
+    for name, pattern in logs.items():
+        if "/" in spec.job_name and re.search("%[0-9]*x", pattern or ""):
+            msg = f"{option(name)}: %x is the job's name, whose '/' would name a directory"
+            raise RenderError(msg, hint="leave out %x, or the '/' in --job-name")

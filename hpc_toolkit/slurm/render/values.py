@@ -79,7 +79,7 @@ _CPU_BIND = rf"(verbose,)?(none|threads|cores|sockets|ldoms|(map|mask)_(cpu|ldom
 _MEM_BIND = rf"(verbose,)?(none|local|(map|mask)_mem:{_WHERE})(,prefer)?(,sort)?"
 _INSIDE = r"\*|block|cyclic|fcyclic"
 _DISTRIBUTION = rf"(\*|block|cyclic|plane=[1-9][0-9]{{0,3}})(:({_INSIDE})){{0,2}}(,(No)?Pack)?"
-_GRES = r"(?!(?i:gpu)\b)[A-Za-z_][\w.-]{0,63}(:[A-Za-z_][\w.-]{0,63})?(:[0-9]{1,9}[KMGT]?)?"
+_GRES = r"(?!(?i:gpu)\b)[A-Za-z_][\w.-]{0,63}(:[A-Za-z_][\w.-]{0,63})?(:[0-9]{1,9}[kmgtpKMGTP]?)?"
 ABSOLUTE = f"/.{{1,{_PATH_MAX - 1}}}"
 NO_OPTION = f"[^-].{{0,{_PATH_MAX - 1}}}"
 # No colon, which separates the directories of PATH.
@@ -143,6 +143,11 @@ def parse_array(text: str, where: str) -> Array:
 
 def _range(first: int, last: int | None = None, step: int = 1) -> range:
     return range(first, (first if last is None else last) + 1, step) if step else range(0)
+
+
+def file_name(job_name: str) -> str:
+    """Return a job's name as the name of a file; different names may give the same file."""
+    return re.sub("[^A-Za-z0-9._-]", "_", job_name)
 
 
 def check_dependency(text: str, where: str) -> None:
@@ -292,7 +297,10 @@ NODE_MEMORY = Value(count(NO_MEMORY, _MOST_MIB).check, str, _node_memory, _show_
 LOG = Value(_check_log)
 ARRAY = _checked_text(parse_array)
 DEPENDENCY = _checked_text(check_dependency)
-NAME = text("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits, '.', '_' and '-'")
+NAME = text(
+    r"[A-Za-z0-9](?:[A-Za-z0-9._/:=,+@ -]{0,62}[A-Za-z0-9._/:=,+@-])?",
+    "at most 64 letters, digits, blanks and . _ - / : = , + @",
+)
 HOSTS = text("[A-Za-z0-9][A-Za-z0-9_.,\\[\\]-]{0,4095}", "host names such as n1,n[3-5]")
 GPU_TYPE = text("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a type of GPU such as l40s")
 GPU_BIND = text(_GPU_BIND, "closest, none, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST")
@@ -300,7 +308,9 @@ GRES = text(
     rf"{_GRES}(,{_GRES}){{0,15}}",
     "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node requests GPUs",
 )
-SIGNAL = text("B:USR1@[1-9][0-9]{0,4}", "B:USR1@SECONDS, the only signal that the script handles")
+SIGNAL = text(
+    "B:(SIG)?USR1@[1-9][0-9]{0,4}", "B:USR1@SECONDS, the only signal that the script handles"
+)
 DIRECTORY = path(
     rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
     "an absolute directory without backslashes or patterns such as %j",

@@ -161,9 +161,13 @@ def fit(site: Cluster, needs: Needs) -> Fit | Excess:
 
 
 def _fit(site: Cluster, needs: Needs) -> Fit | Excess:
-    kinds = _featured(kinds_of(site), needs)
-    if isinstance(kinds, Excess):
-        return kinds
+    kinds, known = kinds_of(site), _features(site)
+    counted = sum(number for _, number in counts(needs.constraint))
+    # Where the constraint counts fewer nodes than the job has, the others may be of any kind.
+    if needs.constraint and not 0 < counted < needs.nodes:
+        kinds = tuple(kind for kind in kinds if has_features(needs.constraint, kind, known))
+        if not kinds:
+            return Excess("constraint", needs.constraint, ", ".join(sorted(known)), KINDS)
     gres = [(f"{name}:{kind}".rstrip(":"), n) for name, kind, n in read_gres(needs.gres)]
     resources = [(name, "gres", number) for name, number in gres]
     if needs.gpus_per_node:
@@ -180,29 +184,18 @@ def _fit(site: Cluster, needs: Needs) -> Fit | Excess:
         kinds = able or kinds
         if key != "gpus_per_node":
             reachable = _able(reachable, resource, number) or reachable
-    if _total(kinds) < needs.nodes:
-        return _too_few(needs, kinds)
+    if short := _short(site, needs, kinds):
+        return short
     if needs.gpus_per_node and not needs.gpu_type:
-        return _with_type(needs, kinds, reachable)
+        return _with_type(site, needs, kinds, reachable)
     # CPU jobs take the share of nodes without GPUs, if these nodes are enough.
     plain = tuple(kind for kind in kinds if not kind.gpus)
-    enough = _total(plain) >= needs.nodes and not needs.gpus_per_node
+    enough = not needs.gpus_per_node and not _short(site, needs, plain)
     return Fit(plain if enough else kinds, needs.gpu_type)
 
 
-def _featured(kinds: tuple[NodeKind, ...], needs: Needs) -> tuple[NodeKind, ...] | Excess:
-    """Return the kinds that a constraint leaves; where it counts fewer nodes than the job has, the
-    others may be of any kind."""
-    known = frozenset(feature for kind in kinds for feature in kind.features)
-    counted = counts(needs.constraint)
-    for part, number in counted:
-        own = tuple(kind for kind in kinds if has_features(part, kind, known))
-        if _total(own) < number:
-            return Excess("constraint", f"{part}*{number}", f"on {_total(own)} nodes", KINDS)
-    if not needs.constraint or 0 < sum(number for _, number in counted) < needs.nodes:
-        return kinds
-    able = tuple(kind for kind in kinds if has_features(needs.constraint, kind, known))
-    return able or Excess("constraint", needs.constraint, ", ".join(sorted(known)), KINDS)
+def _features(site: Cluster) -> frozenset[str]:
+    return frozenset(feature for kind in kinds_of(site) for feature in kind.features)
 
 
 def _able(kinds: tuple[NodeKind, ...], resource: str, number: int) -> tuple[NodeKind, ...]:
@@ -211,7 +204,7 @@ def _able(kinds: tuple[NodeKind, ...], resource: str, number: int) -> tuple[Node
 
 
 def _with_type(
-    needs: Needs, kinds: tuple[NodeKind, ...], reachable: tuple[NodeKind, ...]
+    site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...], reachable: tuple[NodeKind, ...]
 ) -> Fit | Excess:
     """Choose the type of a request without one, if only one type fits, or if Slurm might give
     it a part of a GPU or mix the types of a node. Slurm chooses among the ``reachable`` kinds."""
@@ -230,14 +223,22 @@ def _with_type(
         return Excess("untyped", str(number), ", ".join(named), KINDS)
     able = {one: tuple(k for k in kinds if one in k.complete_gpus(number)) for one in types if one}
     for one, own in able.items():
-        if _total(own) >= needs.nodes:
+        if not _short(site, needs, own):
             return Fit(own, one)
-    return _too_few(needs, max(able.values(), key=_total)) if able else Fit(kinds, None)
+    most = max(able.values(), key=_total, default=())
+    return (_short(site, needs, most) if able else None) or Fit(kinds, None)
 
 
-def _too_few(needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess:
-    limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
-    return Excess("nodes", str(needs.nodes), limit, KINDS)
+def _short(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess | None:
+    """Return what these kinds lack: nodes, or nodes with a feature of which a number is needed."""
+    if _total(kinds) < needs.nodes:
+        limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
+        return Excess("nodes", str(needs.nodes), limit, KINDS)
+    for part, number in counts(needs.constraint):
+        own = tuple(kind for kind in kinds if has_features(part, kind, _features(site)))
+        if _total(own) < number:
+            return Excess("constraint", f"{part}*{number}", f"on {_total(own)} nodes", KINDS)
+    return None
 
 
 def _total(kinds: tuple[NodeKind, ...]) -> int:

@@ -136,7 +136,7 @@ def sbatch_defaults(value: object, where: str) -> tuple[tuple[str, Any], ...]:
         raise t.wrong(where, value, "a table of options of sbatch")
     found: dict[str, Any] = {}
     for name, given in value.items():
-        place = f"{where}.{name}"
+        place = f"{where}.{t.text(name, where)}"
         if type(given) not in (str, int, bool):
             raise t.wrong(place, given, "text, a whole number, true or false")
         field = name.replace("-", "_")

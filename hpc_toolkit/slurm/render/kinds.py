@@ -238,7 +238,11 @@ def training_directory(run_dir: str | None, job_name: str) -> str:
 
 
 def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:
-    """Return the training parts of a complete request's script; None for other templates."""
+    """Return the parts of a complete request's script that start a training, or bind a command's
+    tasks; None for other templates."""
+    if template == "command":
+        bound = tuple(f"--srun={word}" for word in _srun_options(full, cluster))
+        return Training(program=full.command, processes=1, options=bound)
     if template not in TRAININGS or full.ntasks_per_node is None:
         return None
     alone = template == "train-cpu"
@@ -261,7 +265,7 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
 def _srun_options(full: ScriptSpec, cluster: Cluster) -> list[str]:
     names = ("cpu_bind", "mem_bind", "distribution", "hint")
     given = {name: getattr(full, name) for name in names}
-    if site_of(full, cluster).gpu_request == "gpus-per-task" and full.gpus_per_node:
+    if full.launch and full.gpus_per_node and site_of(full, cluster).gpu_request == "gpus-per-task":
         # Otherwise each rank would see only its own GPU, with no direct path to its node's others.
         given["gpu_bind"] = "none"
     return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value]

@@ -40,6 +40,9 @@ ARRAYS = ("array", "command")
 TASKS = (*QUEUES, "command")
 """Templates whose ranks are Slurm's tasks."""
 
+BOUND = ("command", *TRAININGS)
+"""Templates that bind the tasks of one program."""
+
 _ALL = (*QUEUES, *PROGRAMS)
 _WITH_GPUS = tuple(one for one in _ALL if one != "train-cpu")
 _NOT_RAY = (*TASKS, *TRAININGS)
@@ -238,16 +241,16 @@ class ScriptSpec:
         "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR", needs="stage",
         templates=TRAININGS, plain=False))
     cpu_bind: str | None = _field(None, Row(TRAINING, v.CPU_BIND,
-        "CPUs of each task: 'srun --cpu-bind'.", "WHAT", excludes=("hint",), templates=TRAININGS))
+        "CPUs of each task: 'srun --cpu-bind'.", "WHAT", excludes=("hint",), templates=BOUND))
     mem_bind: str | None = _field(None, Row(TRAINING, v.MEM_BIND,
-        "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT", templates=TRAININGS))
+        "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT", templates=BOUND))
     numa_binding: str | None = _field(None, Row(TRAINING,
         text("node", "node: each rank runs on the CPUs of its GPU's NUMA node"),
         "node: bind each rank to the CPUs near its GPU.", "MODE", templates=_LAUNCHED, plain=False))
     distribution: str | None = _field(None, Row(TRAINING, v.DISTRIBUTION,
-        "Order of the tasks: 'srun --distribution'.", "HOW", templates=TRAININGS))
+        "Order of the tasks: 'srun --distribution'.", "HOW", templates=BOUND))
     hint: str | None = _field(None, Row(TRAINING, v.HINT,
-        "nomultithread, memory_bound ...: 'srun --hint'.", "WORD", templates=TRAININGS))
+        "nomultithread, memory_bound ...: 'srun --hint'.", "WORD", templates=BOUND))
     command: tuple[str, ...] = _field((), Row(_ARGUMENTS, v.PROGRAM,
         "Program and arguments; of a training the script and its arguments."))
     # fmt: on

@@ -95,6 +95,7 @@ PASSED_ALONE = ("get-user-env", "hold", "nice", "propagate", "spread-job")
 
 _UNSUPPORTED = {
     **dict.fromkeys(("gpus", "gpus-per-socket"), "use --gpus-per-node"),
+    "cpu-bind": "use --cpu-bind, which srun gets",
     "gpus-per-task": "use --gpus-per-node with --isolate-gpus",
     "tasks-per-node": "use --ntasks-per-node",
     "tres-per-task": "use --gpus-per-node and --cpus-per-task",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.slurm.render.spec import shown
+from hpc_toolkit.slurm.render.spec import OPTIONS, shown
 from hpc_toolkit.system.quantities import format_mem, format_walltime
 from hpc_toolkit.system.terminal import printable, show_error
 
@@ -183,10 +183,8 @@ def _record(cluster: Cluster) -> dict[str, Any]:
     for key in ("identify", "env", "nccl", "defaults", "facts"):
         record[key] = dict(record[key])
     for table in (record, *record["partitions"]):
-        table["defaults"] = {
-            name: one if name.startswith("sbatch.") else shown(name, one)
-            for name, one in dict(table["defaults"]).items()
-        }
+        pairs = dict(table["defaults"]).items()
+        table["defaults"] = {key: shown(key, one) if key in OPTIONS else one for key, one in pairs}
     record |= {key: {one.pop("name"): one for one in record[key]} for key in ("kinds", "qos")}
     for table in (*record["kinds"].values(), *record["partitions"]):
         table |= {key: dict(table[key]) for key in ("kinds", "gpus", "gres") if key in table}

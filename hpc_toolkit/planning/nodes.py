@@ -51,17 +51,13 @@ class Node:
     watts: float | None
     currency: str
 
-    whole: bool = False
-    """Whether complete nodes are billed: ``gpus`` are then all of a node's."""
-
     @classmethod
     def of(cls, site: Cluster, gpus: int, workers: int, why: str) -> Node:
         """Return a node of a cluster with some of its GPUs, or all if it is billed as a whole."""
         if site.whole_nodes:
             every = [sum(n or 0 for _, n in kind.gpus or ()) for kind in kinds_of(site)]
-            gpus = max(gpus, *every)
+            gpus, why = max(gpus, *every), f"{why}; complete nodes are billed"
         return cls(
-            whole=bool(site.whole_nodes),
             gpus=gpus,
             cpus=site.cpus_per_node,
             mem_mib=site.mem_per_node_mib,
@@ -278,7 +274,7 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
 def _remarks(
     spec: ScriptSpec, full: ScriptSpec, cluster: Cluster, fitting: Cluster
 ) -> Iterator[str]:
-    from hpc_toolkit.slurm.render.directives import memory_mib
+    from hpc_toolkit.slurm.render.directives import complete, memory_mib
     from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS
 
     site, listed = named_site(cluster, full.partition), {one.name for one in cluster.partitions}
@@ -291,7 +287,11 @@ def _remarks(
         found = (one for k in kinds_of(site) for one in k.complete_gpus(full.gpus_per_node))
         types = dict.fromkeys(one for one in found if one not in ("", full.gpu_type))
         asked = replace(spec, partition=full.partition, array=None)
-        if able := [one for one in types if _accepted(replace(asked, gpu_type=one), cluster)]:
+        able = []
+        for one in types:
+            with suppress(RenderError):
+                able.append(complete(replace(asked, gpu_type=one), cluster).gpu_type or one)
+        if able:
             yield f"other types that fit: {', '.join(able)}"
     if fitting.whole_nodes:
         yield "complete nodes are billed"
@@ -300,14 +300,6 @@ def _remarks(
     if assumed and not given and not fitting.mem_per_node_mib and memory_mib(full) > _MUCH_MIB:
         said = f"{format_mem(memory_mib(full))} of memory on each node ({site.written(assumed[0])})"
         yield f"{said}; --mem SIZE or --mem none changes that"
-
-
-def _accepted(spec: ScriptSpec, cluster: Cluster) -> bool:
-    from hpc_toolkit.slurm.render.directives import complete
-
-    with suppress(RenderError):
-        return bool(complete(spec, cluster))
-    return False
 
 
 def asked_line(ask: Ask) -> str:

@@ -148,10 +148,7 @@ def basis(plan: Plan) -> list[str]:
         failed = counted(plan.retried, "attempt")
         said.append(f"{failed} failed; the same share of later attempts is assumed to fail.")
     node = plan.node
-    billed = "; complete nodes are billed" * node.whole
-    said.append(
-        f"{counted(node.workers, 'worker')} on a node of {plan.cluster}: {node.why}{billed}."
-    )
+    said.append(f"{counted(node.workers, 'worker')} on a node of {plan.cluster}: {node.why}.")
     return said
 
 

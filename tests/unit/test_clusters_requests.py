@@ -134,12 +134,13 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     # Slurm gives no type to GPUs without one, and tells A100 from a100.
     ("untyped", "--gpus-per-node a100:2", {"gpus-per-node": "A100:2"}),
     ("untyped", "--nodes 2 --gpus-per-node A100:2", r"nodes at most 1 \(A100x4\)"),
-    ("untyped", "--gpus-per-node v100:1", "--gpu-type: v100 .*its GPUs are A100"),
+    ("untyped", "--gpus-per-node v100:1", "--gpu-type: v100 .*its GPUs are without a type, A100"),
     ("untyped", "--nodes 3 --gpus-per-node 2", {"gpus-per-node": "2"}),
     ("deny", "--partition open --account Banned", "Banned is not for site .*denied_accounts"),
     ("deny", "--partition open --qos scavenge", "scavenge is not for site .*denied_qos"),
     # Those whose QOS must be named, or has unknown limits, come after the others.
     ("deny", "--nodes 2 --qos normal", {"partition": "open"}),
+    ("deny", "--nodes 2", {"partition": "open"}),
     ("deny", "--nodes 5", {"partition": "free"}),
     ("deny", "--nodes 7 --qos normal", {"partition": "some"}),
     ("deny", "--nodes 7 --qos other", {"partition": "own"}),
@@ -199,10 +200,8 @@ def test_a_plan_bills_complete_nodes_where_all_partitions_give_them(tmp_path: Pa
     site = parse_cluster(Site(SITES["whole"], tmp_path).text, file="s.toml", name="s")
 
     found = {gpus: node_of(site, Worker(), gpus=gpus) for gpus in (2, 6)}
-    assert [(one.gpus, one.workers, one.whole) for one in found.values()] == [
-        (2, 2, False),
-        (8, 6, True),
-    ]
+    assert [(one.gpus, one.workers) for one in found.values()] == [(2, 2), (8, 6)]
+    assert ["complete nodes are billed" in one.why for one in found.values()] == [False, True]
     priced = replace(site, price_per_gpu_hour=2.0)
     assert node_of(priced, Worker(), gpus=6).price_per_hour == 16.0
 

@@ -169,7 +169,7 @@ def choose_partition(cluster: Cluster, needs: Needs) -> str:
     # A QOS that the job must name, or whose limits are unknown, may refuse it.
     free.sort(key=lambda name: _unsure(named_site(cluster, name), needs))
     try:
-        return _first_fitting(cluster, free, needs)[0]
+        return first_fit(cluster, free, needs)[0]
     except RenderError as error:
         closed = [one for one in cluster.partitions if one.restricted]
         able = [one for one in closed if not any(exceeded(for_partition(cluster, one), needs))]
@@ -180,7 +180,7 @@ def choose_partition(cluster: Cluster, needs: Needs) -> str:
 
 
 def _unsure(site: Cluster, needs: Needs) -> bool:
-    unnamed = (site.allowed_qos or site.denied_qos) and not (needs.qos or site.default_qos)
+    unnamed = site.allowed_qos and not (needs.qos or site.default_qos)
     unknown = site.partition_qos and site.partition_qos not in {qos.name for qos in site.qos}
     return bool(unnamed or unknown)
 
@@ -198,20 +198,16 @@ def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Clus
     known = [one.name for one in cluster.partitions]
     if known and not set(known) >= set(names):
         return equipped(cluster, needs) if cluster.kinds else cluster
-    first = _first_fitting(cluster, names if known and names else known, needs)[1]
+    first = first_fit(cluster, names, needs)[1]
     sites = [named_site(cluster, name) for name in names] if known else []
     able = [kinds_of(site) for site in sites if not any(exceeded(site, needs))]
     return equipped(replace(first, kinds=sum(able, ())), needs) if len(able) > 1 else first
 
 
-def first_fitting(cluster: Cluster, needs: Needs) -> str:
-    """Return the first partition that takes the job; "" if none is listed. Raises RenderError."""
-    return _first_fitting(cluster, [one.name for one in cluster.partitions], needs)[0]
-
-
-def _first_fitting(cluster: Cluster, names: Sequence[str], needs: Needs) -> tuple[str, Cluster]:
-    """Return the first of these partitions that takes the job, or the cluster for no names."""
-    sites = {name: named_site(cluster, name) for name in names} or {"": cluster}
+def first_fit(cluster: Cluster, names: Sequence[str], needs: Needs) -> tuple[str, Cluster]:
+    """Return the first partition of these, or of all, that takes the job, and its site."""
+    names = names or [one.name for one in cluster.partitions] or [""]
+    sites = {name: named_site(cluster, name) for name in names}
     for name, site in sites.items():
         if not any(exceeded(site, needs)):
             return name, equipped(site, needs)

@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.slurm.clusters.nodes import (
-    NodeKind,
-    alternatives,
-    counts,
-    format_count,
-    has_features,
-    is_slice,
-    read_gres,
-)
+from hpc_toolkit.slurm.clusters import nodes
+from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
 from hpc_toolkit.system.tomltable import MAX_COUNT
 
@@ -150,7 +143,9 @@ def fit(site: Cluster, needs: Needs) -> Fit | Excess:
     spelled = [one for one in _types(site) if one.lower() == given]
     if given and spelled and needs.gpu_type not in spelled:
         needs = replace(needs, gpu_type=spelled[0])
-    found = [_fit(site, replace(needs, constraint=one)) for one in alternatives(needs.constraint)]
+    found = [
+        _fit(site, replace(needs, constraint=one)) for one in nodes.alternatives(needs.constraint)
+    ]
     fits = [one for one in found if isinstance(one, Fit)]
     if not fits:
         lacks = [one for one in found if isinstance(one, Excess)]
@@ -162,14 +157,14 @@ def fit(site: Cluster, needs: Needs) -> Fit | Excess:
 
 def _fit(site: Cluster, needs: Needs) -> Fit | Excess:
     kinds, known = kinds_of(site), _features(site)
-    counted = sum(number for _, number in counts(needs.constraint))
+    counted = sum(number for _, number in nodes.counts(needs.constraint))
     # Where the constraint counts fewer nodes than the job has, the others may be of any kind.
     if needs.constraint and not 0 < counted < needs.nodes:
-        kinds = tuple(kind for kind in kinds if has_features(needs.constraint, kind, known))
+        kinds = tuple(kind for kind in kinds if nodes.has_features(needs.constraint, kind, known))
         if not kinds:
             return Excess("constraint", needs.constraint, ", ".join(sorted(known)), KINDS)
-    gres = [(f"{name}:{kind}".rstrip(":"), n) for name, kind, n in read_gres(needs.gres)]
-    resources = [(name, "gres", number) for name, number in gres]
+    gres = nodes.read_gres(needs.gres)
+    resources = [(f"{name}:{kind}".rstrip(":"), "gres", number) for name, kind, number in gres]
     if needs.gpus_per_node:
         gpu = f"gpu:{needs.gpu_type}" if needs.gpu_type else "gpu"
         resources.insert(0, (gpu, "gpus_per_node", needs.gpus_per_node))
@@ -199,8 +194,7 @@ def _features(site: Cluster) -> frozenset[str]:
 
 
 def _able(kinds: tuple[NodeKind, ...], resource: str, number: int) -> tuple[NodeKind, ...]:
-    has = {kind: kind.amount(resource) for kind in kinds}
-    return tuple(kind for kind, found in has.items() if found is None or found >= number)
+    return tuple(one for one in kinds if (has := one.amount(resource)) is None or has >= number)
 
 
 def _with_type(
@@ -211,7 +205,7 @@ def _with_type(
     number = needs.gpus_per_node
     types = list(dict.fromkeys(one for kind in kinds for one in kind.complete_gpus(number)))
     unsafe = any(
-        any(is_slice(one) for one, _ in kind.gpus or ())
+        any(nodes.is_slice(one) for one, _ in kind.gpus or ())
         or (number > 1 and len(kind.gpus or ()) > 1)
         for kind in reachable
         if sum(number if n is None else n for _, n in kind.gpus or ()) >= number
@@ -234,8 +228,8 @@ def _short(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess |
     if _total(kinds) < needs.nodes:
         limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
         return Excess("nodes", str(needs.nodes), limit, KINDS)
-    for part, number in counts(needs.constraint):
-        own = tuple(kind for kind in kinds if has_features(part, kind, _features(site)))
+    for part, number in nodes.counts(needs.constraint):
+        own = tuple(kind for kind in kinds if nodes.has_features(part, kind, _features(site)))
         if _total(own) < number:
             return Excess("constraint", f"{part}*{number}", f"on {_total(own)} nodes", KINDS)
     return None
@@ -248,12 +242,12 @@ def _total(kinds: tuple[NodeKind, ...]) -> int:
 
 def _lacking(site: Cluster, needs: Needs, key: str, number: int, most: int) -> Excess:
     place = KINDS if site.kinds else ""
-    types = dict.fromkeys(filter(None, _types(site)))
+    types = dict.fromkeys(one or "without a type" for one in _types(site))
     if key == "gpus_per_node" and not most and types:
         if needs.gpu_type:
             return Excess("gpu_type", needs.gpu_type, ", ".join(types), place)
         return Excess(key, str(number), f"0; name the type of a part: {', '.join(types)}", place)
-    shown = {"mem_per_node": format_mem, "gres": format_count}.get(key, str)
+    shown = {"mem_per_node": format_mem, "gres": nodes.format_count}.get(key, str)
     return Excess(key, shown(number), shown(most), place)
 
 

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.allowlist import (
-    check_bind,
-    check_module,
-    check_variable,
-    matches,
-    setup_words,
-)
+from hpc_toolkit.slurm import allowlist as allow
+from hpc_toolkit.slurm.allowlist import matches
 from hpc_toolkit.slurm.clusters.nodes import read_gres
 from hpc_toolkit.slurm.render.file import read_sbatch
 from hpc_toolkit.slurm.render.spec import (
@@ -63,16 +58,16 @@ def _each(check: Callable[..., object]) -> Callable[[object, str], tuple[str, ..
     return convert
 
 
-binds = _each(check_bind)
-modules = _each(check_module)
-commands = _each(setup_words)
+binds = _each(allow.check_bind)
+modules = _each(allow.check_module)
+commands = _each(allow.setup_words)
 directories = _each(_matching(DIRECTORY, "an absolute path, or one below ~"))
 
 
 def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:
     found = t.pairs(value, where)
     for name, text in found:
-        check_variable(name, text, where)
+        allow.check_variable(name, text, where)
     return found
 
 
@@ -154,13 +149,8 @@ def sbatch_defaults(value: object, where: str) -> tuple[tuple[str, Any], ...]:
     return tuple(found.items())
 
 
-DEFAULTS = Table(
-    {
-        **{option: (option, Option(option)) for option in DEFAULT_OPTIONS},
-        "sbatch": ("sbatch", sbatch_defaults),
-    },
-    MEMORY_OPTIONS,
-)
+_DEFAULTS: dict[str, t.Key] = {option: (option, Option(option)) for option in DEFAULT_OPTIONS}
+DEFAULTS = Table({**_DEFAULTS, "sbatch": ("sbatch", sbatch_defaults)}, MEMORY_OPTIONS)
 
 
 def defaults(value: object, where: str) -> tuple[tuple[str, Any], ...]:

@@ -38,7 +38,7 @@ class User(NamedTuple):
             for row in self.associations
             if not partition or row.get("partition", "") in ("", partition)
         ]
-        return list(dict.fromkeys(one for row in rows for one in _words(row.get(column, ""))))
+        return list(dict.fromkeys(one for row in rows for one in words(row.get(column, ""))))
 
 
 NOBODY = User()
@@ -81,7 +81,7 @@ def closed(record: Mapping[str, str], user: User) -> str:
     """Return why a user cannot use a partition; "" if nothing excludes them."""
     groups, hosts = record.get("AllowGroups", "ALL"), record.get("AllocNodes", "ALL")
     accounts = record.get("AllowAccounts", "ALL")
-    if groups != "ALL" and not user.groups & set(_words(groups)):
+    if groups != "ALL" and not user.groups & set(words(groups)):
         return f"AllowGroups={groups}: you are in none of these groups"
     if hosts != "ALL" and not (in_hosts(user.host, hosts) or in_hosts("localhost", hosts)):
         return f"AllocNodes={hosts}: this host is {user.host}"
@@ -109,20 +109,15 @@ def permitted(record: Mapping[str, str], user: User, key: str, column: str) -> l
     """Return the user's accounts (or QOS) that a partition takes; without the user's, its list."""
     allowed, refused = (
         record.get(f"Allow{key}", "ALL"),
-        _words(record.get(f"Deny{key}", "").lower()),
+        words(record.get(f"Deny{key}", "").lower()),
     )
     own = user.own(column, record.get("PartitionName", ""))
     if not user.associations:
-        return [] if allowed == "ALL" else _words(allowed)
-    taken = own if allowed == "ALL" else _words(allowed.lower())
+        return [] if allowed == "ALL" else words(allowed)
+    taken = own if allowed == "ALL" else words(allowed.lower())
     return [
         one for one in own if one.lower() not in refused and one.lower() in map(str.lower, taken)
     ]
-
-
-def denied(record: Mapping[str, str], user: User, key: str) -> list[str] | None:
-    """Return the accounts (or QOS) that a partition refuses, if the user's are unknown."""
-    return None if user.associations else _words(record.get(f"Deny{key}", "")) or None
 
 
 def qos_limits(user: User, name: str) -> dict[str, Any]:
@@ -166,5 +161,5 @@ def _in_ranges(number: str, ranges: str) -> bool:
     return False
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return [one for one in text.split(",") if one and one != "(null)"]

@@ -80,10 +80,8 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
 """The schemas of converters; all others take text."""
 
 # Their schemas contain those of the converters above.
-_SCHEMAS[keys.sbatch_defaults] = {
-    "type": "object",
-    "additionalProperties": {"type": ["string", "integer", "boolean"]},
-}
+_ONE = {"type": ["string", "integer", "boolean"]}
+_SCHEMAS[keys.sbatch_defaults] = {"type": "object", "additionalProperties": _ONE}
 _SCHEMAS[keys.defaults] = _schema(keys.DEFAULTS)
 _SCHEMAS |= {
     keys.partitions: {

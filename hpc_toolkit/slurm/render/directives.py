@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import replace
@@ -10,12 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.clusters.choice import (
-    choose_partition,
-    first_fitting,
-    fitting_site,
-    named_site,
-)
+from hpc_toolkit.slurm.clusters.choice import choose_partition, first_fit, fitting_site, named_site
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least, limiting_qos
 from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS, OPTIONS, option, rivals_of, shown
 from hpc_toolkit.slurm.render.values import NO_MEMORY, file_name, parse_array
@@ -59,20 +55,18 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     if cluster.choose_partition and not full.partition:
         full = replace(full, partition=choose_partition(cluster, _needs(full, sources)))
     # Without a name, the job counts as one of the first partition that takes it.
-    name = full.partition or first_fitting(cluster, _needs(full, sources))
+    name = full.partition or first_fit(cluster, (), _needs(full, sources))[0]
     full, sources = _opened(replace(spec, partition=full.partition), named_site(cluster, name))
     _check_account(full, cluster)
     _check_times(full, sources)
     _check_array(full, cluster)
-    if full.array:
-        check_number(len(parse_array(full.array, "--array").indices), full, cluster)
     site = site_of(full, cluster, sources)
     # Slurm tells A100 from a100.
     if full.gpus_per_node and (full.gpu_type or "").lower() in ("", (site.gpu_type or "").lower()):
         full = replace(full, gpu_type=site.gpu_type)
     if not full.cpus_per_gpu:
         full = replace(full, cpus_per_task=full.cpus_per_task or cpus_share(full, site))
-    if not _memory(full):
+    if all(getattr(full, name) is None for name in MEMORY_OPTIONS):
         full = replace(full, **memory_share(full, site))
     site_of(full, cluster, sources)
     return full
@@ -158,7 +152,9 @@ def _opened(spec: ScriptSpec, site: Cluster) -> tuple[ScriptSpec, dict[str, str]
     )
     if not (full.signal or full.plain) and (full.launch or not full.command):
         # Not for other programs: the signal ends a program that does not handle it.
-        full = replace(full, signal=_signal(full.time_min or full.time or FALLBACK_TIME_S))
+        time_s = full.time_min or full.time or FALLBACK_TIME_S
+        warning_s = FALLBACK_SIGNAL_S if time_s >= HOUR_S else max(1, time_s // 10)
+        full = replace(full, signal=f"B:USR1@{warning_s}")
     return full, sources
 
 
@@ -186,10 +182,6 @@ def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict
         except HpcToolkitError as error:
             raise RenderError(f"{sources[name]}: {error.message}", hint=error.hint) from None
     return spec, sources
-
-
-def _memory(spec: ScriptSpec) -> bool:
-    return any(getattr(spec, name) is not None for name in MEMORY_OPTIONS)
 
 
 def _ranks(full: ScriptSpec, cluster: Cluster) -> dict[str, Any]:
@@ -245,18 +237,13 @@ def _needs(full: ScriptSpec, sources: Mapping[str, str]) -> Needs:
     )
 
 
-def _signal(time_s: int) -> str:
-    return f"B:USR1@{FALLBACK_SIGNAL_S if time_s >= HOUR_S else max(1, time_s // 10)}"
-
-
 def _gpu_directives(full: ScriptSpec, site: Cluster) -> list[tuple[str, Any]]:
     """Return the GPU options in the site's form, and the other generic resources of a node."""
     number, form = full.gpus_per_node, site.gpu_request or "none"
     if not number or form == "none":
         return [("gres", full.gres)]
     if form == "gpus-per-task":
-        why = f"{site.written('gpu_request')} requests GPUs per task"
-        number = _gpus_of_rank(full, why)
+        number = _gpus_of_rank(full, f"{site.written('gpu_request')} requests GPUs per task")
     if form == "gpus":
         number *= full.nodes
     typed = f"{full.gpu_type}:{number}" if full.gpu_type else str(number)
@@ -303,11 +290,12 @@ def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:
 
 
 def _check_array(full: ScriptSpec, site: Cluster) -> None:
-    if full.array is None or site.max_array_size is None:
+    if full.array is None:
         return
-    highest, limit = parse_array(full.array, "--array").highest, site.max_array_size - 1
-    if highest > limit:
-        msg = f"--array: index {highest} is more than {site.name} has"
+    array, limit = parse_array(full.array, "--array"), (site.max_array_size or math.inf) - 1
+    check_number(len(array.indices), full, site)
+    if array.highest > limit:
+        msg = f"--array: index {array.highest} is more than {site.name} has"
         msg += f" ({site.written('max_array_size')} = {site.max_array_size})"
         raise RenderError(msg, hint=f"indices end at {limit}; 'hpctk submit' makes several arrays")
 

@@ -366,8 +366,7 @@ def _check_together(spec: ScriptSpec) -> None:
 
 
 def _check_logs(spec: ScriptSpec) -> None:
-    logs = {"output": spec.output, "error": spec.error}
-    for name, pattern in logs.items():
-        if "/" in spec.job_name and re.search("%[0-9]*x", pattern or ""):
+    for name in ("output", "error"):
+        if "/" in spec.job_name and re.search("%[0-9]*x", getattr(spec, name) or ""):
             msg = f"{option(name)}: %x is the job's name, whose '/' would name a directory"
             raise RenderError(msg, hint="leave out %x, or the '/' in --job-name")

@@ -48,10 +48,11 @@ _WORK = (
     Option("shrink_every", "How often to give back nodes without work.", "DURATION"),
     flag("campaign", "Run the campaign's coordinator beside the ranks."),
 )
+_STEP = (many("srun", "Pass this to srun", "OPTION"),)
 _TRAINING = (
     flag("alone", "The script is started without a launcher."),
     Option("tasks", "Tasks on each node.", "N", default=1),
-    many("srun", "Pass this to srun", "OPTION"),
+    *_STEP,
     many("stage", "Copy this to each node's disk first", "PATH"),
     Option("stage_dir", "To this directory; by default the job's own.", "DIR", default=""),
 )
@@ -69,7 +70,7 @@ def register(app: Commands) -> None:
         """,
     )
     batch.add(work, {"Options": (*_WORK, *_JOB, *_RANKS)})
-    batch.add(command, {"Options": (*_JOB, *_RANKS)})
+    batch.add(command, {"Options": (*_STEP, *_JOB, *_RANKS)})
     batch.add(train, {"Options": (*_TRAINING, *_JOB, *_RANKS)})
     batch.add(ray, {"Options": _JOB})
     app.add_command(batch)
@@ -120,7 +121,8 @@ def command(*, script: Script, program: Words, **given: Any) -> None:
     Examples:
         hpctk batch command "$0" -- ./simulate --seed 1
     """
-    _run_program(script, given, words=tuple(program), container=_container(given))
+    container = _container(given)
+    _run_program(script, given, words=tuple(program), container=container, srun=given["srun"])
 
 
 def train(

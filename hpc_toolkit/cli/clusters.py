@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.slurm.render.spec import shown
+from hpc_toolkit.slurm.render.spec import OPTIONS, shown
 from hpc_toolkit.system.quantities import format_mem, format_walltime
 from hpc_toolkit.system.terminal import printable, show_error
 
@@ -182,7 +182,9 @@ def _record(cluster: Cluster) -> dict[str, Any]:
     del record["origins"]
     for key in ("identify", "env", "nccl", "defaults", "facts"):
         record[key] = dict(record[key])
-    record["defaults"] = {name: shown(name, one) for name, one in record["defaults"].items()}
+    for table in (record, *record["partitions"]):
+        pairs = dict(table["defaults"]).items()
+        table["defaults"] = {key: shown(key, one) if key in OPTIONS else one for key, one in pairs}
     record |= {key: {one.pop("name"): one for one in record[key]} for key in ("kinds", "qos")}
     for table in (*record["kinds"].values(), *record["partitions"]):
         table |= {key: dict(table[key]) for key in ("kinds", "gpus", "gres") if key in table}
@@ -219,7 +221,8 @@ def _shown(record: dict[str, Any], key: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{number} {kind}" for kind, number in value.items())
+        form = "{0}={1}" if key == "defaults" else "{1} {0}"
+        return ", ".join(form.format(*pair) for pair in value.items())
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 

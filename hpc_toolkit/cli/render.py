@@ -91,8 +91,9 @@ def render(template: str | None, **given: Any) -> None:
         sys.stdout.write(script)
     else:
         from hpc_toolkit.slurm.render.file import write_script
+        from hpc_toolkit.slurm.render.values import file_name
 
-        path = Path(out or source or Path("slurm", f"{spec.job_name}.sbatch"))
+        path = Path(out or source or Path("slurm", f"{file_name(spec.job_name)}.sbatch"))
         write_script(path, script, force=bool(force))
         print(path)
         out = shlex.quote(str(path))

@@ -95,6 +95,10 @@ def submit(template: str | None, **given: Any) -> None:
     if jobs > 1 and any(script.array for script in found.scripts):
         raise ConfigError("--jobs and --array exclude each other", hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
+    if jobs > 1 and submission.request is not None:
+        from hpc_toolkit.slurm.render.directives import check_number
+
+        check_number(jobs, *submission.request, "--jobs")
     for text in submission.notes:
         note(text)
     _show_request(submission)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, RenderError
 from hpc_toolkit.planning.work import SURE
 from hpc_toolkit.slurm.clusters.choice import named_site
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, number_of_nodes, with_gpus
@@ -52,7 +53,10 @@ class Node:
 
     @classmethod
     def of(cls, site: Cluster, gpus: int, workers: int, why: str) -> Node:
-        """Return a node of a cluster with some of its GPUs, and workers on it."""
+        """Return a node of a cluster with some of its GPUs, or all if it is billed as a whole."""
+        if site.whole_nodes:
+            every = [sum(n or 0 for _, n in kind.gpus or ()) for kind in kinds_of(site)]
+            gpus, why = max(gpus, *every), f"{why}; complete nodes are billed"
         return cls(
             gpus=gpus,
             cpus=site.cpus_per_node,
@@ -66,7 +70,7 @@ class Node:
 
 
 def node_of(
-    site: Cluster,
+    cluster: Cluster,
     worker: Worker,
     *,
     gpus: int | None = None,
@@ -75,9 +79,10 @@ def node_of(
     """Return a node of a cluster, or of a partition given as a cluster of its own.
 
     ``gpus`` are those to use on each node, by default all. A given price replaces the site's.
-    Raises ConfigError if a node has less than is requested, or not one worker fits.
+    If every partition with these GPUs gives complete nodes, all GPUs of a node are billed. Raises
+    ConfigError if a node has less than is requested, or not one worker fits.
     """
-    site = with_gpus(site, gpus)
+    site = with_gpus(cluster, gpus)
     most = site.gpus_per_node
     if gpus is not None and most is not None and gpus > most:
         message = f"--gpus-per-node: {gpus} is more than {site.name} has"
@@ -89,6 +94,10 @@ def node_of(
             message = f"--price-per-gpu-hour: no GPUs are known on the nodes of {site.name}"
             raise ConfigError(message, hint="add --gpus-per-node, or leave it out")
         site = replace(site, price_per_gpu_hour=price_per_gpu_hour, price_per_node_hour=None)
+    sites = [named_site(cluster, one.name) for one in cluster.partitions if not one.restricted]
+    able = [one for one in sites if any((k.amount("gpu") or 0) >= count for k in kinds_of(one))]
+    if able and all(one.whole_nodes for one in able):
+        site = replace(site, whole_nodes=True)
     return Node.of(site, count, *_workers(site, worker, count))
 
 
@@ -234,8 +243,8 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
     full = complete(replace(spec, array=None), cluster)
     site, fitting = named_site(cluster, full.partition), site_of(full, cluster)
     gpus = full.gpus_per_node
-    # A job gets all GPUs of complete nodes.
-    paid = (fitting.gpus_per_node if fitting.whole_nodes else None) or gpus
+    if full.exclusive is True:
+        fitting = replace(fitting, whole_nodes=True)
     # Slurm starts jobs of one name one after another.
     at_once = 1 if chain or "singleton" in (spec.dependency or "") else jobs
     if spec.array is not None:
@@ -252,27 +261,38 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
     )
     return Ask(
         needs=needs,
-        node=Node.of(fitting, paid, ranks(full), "as the script says"),
+        node=Node.of(fitting, gpus, ranks(full), "as the script says"),
         most_s=site.max_walltime_s,
         most_nodes=number_of_nodes(fitting) if site.kinds else site.nodes,
         jobs=jobs,
         at_once=at_once,
         array=spec.array is not None,
-        remarks=tuple(_remarks(spec, full, site, fitting)),
+        remarks=tuple(_remarks(spec, full, cluster, fitting)),
     )
 
 
-def _remarks(spec: ScriptSpec, full: ScriptSpec, site: Cluster, fitting: Cluster) -> Iterator[str]:
-    from hpc_toolkit.slurm.render.directives import memory_mib
+def _remarks(
+    spec: ScriptSpec, full: ScriptSpec, cluster: Cluster, fitting: Cluster
+) -> Iterator[str]:
+    from hpc_toolkit.slurm.render.directives import complete, memory_mib
     from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS
 
+    site, listed = named_site(cluster, full.partition), {one.name for one in cluster.partitions}
+    if listed and full.partition and (others := set(full.partition.split(",")) - listed):
+        yield f"not checked: {cluster.name} lists no partition {', '.join(sorted(others))}"
     if len(site.kinds) > 1:
         nodes = (" ".join(filter(None, (str(k.nodes or ""), k.name))) for k in fitting.kinds)
         yield f"nodes that fit: {', '.join(nodes)}"
     if full.gpu_type and not spec.gpu_type:
-        types = (one for k in kinds_of(site) for one in k.complete_gpus(full.gpus_per_node))
-        if others := dict.fromkeys(one for one in types if one not in ("", full.gpu_type)):
-            yield f"other types that fit: {', '.join(others)}"
+        found = (one for k in kinds_of(site) for one in k.complete_gpus(full.gpus_per_node))
+        types = dict.fromkeys(one for one in found if one not in ("", full.gpu_type))
+        asked = replace(spec, partition=full.partition, array=None)
+        able = []
+        for one in types:
+            with suppress(RenderError):
+                able.append(complete(replace(asked, gpu_type=one), cluster).gpu_type or one)
+        if able:
+            yield f"other types that fit: {', '.join(able)}"
     if fitting.whole_nodes:
         yield "complete nodes are billed"
     assumed = [f"defaults.{key}" for key, _ in site.defaults if key in MEMORY_OPTIONS]

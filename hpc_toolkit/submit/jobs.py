@@ -108,8 +108,9 @@ def own_login() -> str:
 def script_copy(paths: RunPaths, name: str, script: str) -> Path:
     """Path of the run's copy of a script; equal scripts share one."""
     from hpc_toolkit.slurm.render.file import sha256
+    from hpc_toolkit.slurm.render.values import file_name
 
-    return paths.jobs / f"{re.sub('[^A-Za-z0-9._-]', '_', name)[:64]}-{sha256(script)[:12]}.sbatch"
+    return paths.jobs / f"{file_name(name)[:64]}-{sha256(script)[:12]}.sbatch"
 
 
 def keep_script(paths: RunPaths, name: str, script: str) -> Path:

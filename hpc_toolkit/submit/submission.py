@@ -14,7 +14,7 @@ from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import check_number, log_pattern
 from hpc_toolkit.slurm.render.spec import TRAININGS
-from hpc_toolkit.slurm.render.values import parse_array
+from hpc_toolkit.slurm.render.values import file_name, parse_array
 from hpc_toolkit.slurm.sbatch import sbatch_argv
 from hpc_toolkit.submit.jobs import script_copy
 
@@ -103,7 +103,7 @@ def of_request(
             spec, array=chunk.array or None, array_offset=spec.array_offset + chunk.offset
         )
         suffix = f"-{chunk.offset}" if len(chunks) > 1 else ""
-        path = folder / f"{spec.job_name}{suffix}.sbatch"
+        path = folder / f"{file_name(spec.job_name)}{suffix}.sbatch"
         scripts.append(Script(render_script(part, cluster, template), path, part.array))
     if limit is not None and len(chunks) > 1:
         each = ", and % holds for each of them" if "%" in chunks[0].array else ""

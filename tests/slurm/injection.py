@@ -204,6 +204,12 @@ SITE = (
     own("mem_per_node", "1{}"),
     *(own(key, "{}", "a{}", table="defaults") for key in ("account", "partition", "qos")),
     *(own(key, "{}", "a{}", table="defaults") for key in ("reservation", "constraint")),
+    *(own(key, "{}", "a{}", table="defaults.sbatch") for key in ("comment", "hint", "image")),
+    Place(
+        "site sbatch name",
+        lambda text: Asked({}, f'[defaults.sbatch]\n{toml(text)} = "1"\n'),
+        ("{}", "a{}"),
+    ),
     own("time", "1-{}", table="defaults"),
     own("mem", "1{}", table="defaults"),
     Place(

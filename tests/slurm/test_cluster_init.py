@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +16,11 @@ import pytest
 from hpc_toolkit.lab import settings as lab_settings
 from hpc_toolkit.lab.directory import lab_paths
 from hpc_toolkit.lab.lab import Lab
-from hpc_toolkit.lab.programs import environment
+from hpc_toolkit.lab.programs import environment, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.clusters.fitting import kinds_of
+from tests.slurm.rehearsal import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,72 +142,130 @@ def test_a_slurm_without_gpus_is_drafted_and_takes_its_scripts(small: Site) -> N
 
 
 def several_conf(settings: LabSettings, *given: object, **named: object) -> str:
-    """slurm.conf with nodes with four GPUs, with parts of two GPUs, with much memory, and plain."""
+    """slurm.conf with nodes with four GPUs, with parts of GPUs, with untyped GPUs and much memory,
+    and plain ones; a closed partition, one of complete nodes, and one with a QOS."""
     text = lab_settings.slurm_conf(settings, *given, **named)  # type: ignore[arg-type]
     line = next(one for one in text.splitlines() if one.startswith("NodeName="))
     port = int(re.findall(r"Port=\[?(\d+)", line)[0])
     bare = re.sub(r"(NodeName|Port|RealMemory|Gres)=\S+ ?", "", line)
     nodes = [
-        "n1 RealMemory=64000 Gres=gpu:l40s:4 Feature=ada",
-        "n2 RealMemory=64000 Gres=gpu:l40s:2,gpu:l40s.2:2 Feature=ada",
-        "n3 RealMemory=256000 Feature=fat",
-        "n4 RealMemory=32000",
+        "n1 RealMemory=64000 Gres=gpu:L40S:4 Feature=ada",
+        "n2 RealMemory=64000 Gres=gpu:L40S:2,gpu:L40S.2:2 Feature=ada",
+        "n3 RealMemory=256000 Gres=gpu:2,tmpfs:100G Feature=fat,ib",
+        "n4 RealMemory=32000 Feature=ib",
     ]
     lines = [f"NodeName={one} Port={port + at} {bare}" for at, one in enumerate(nodes)]
-    closed = "PartitionName=closed Nodes=n4 AllowGroups=nobody-at-all State=UP MaxTime=60"
-    whole = "PartitionName=whole Nodes=n3 OverSubscribe=EXCLUSIVE State=UP MaxTime=60"
-    kept = [one for one in text.splitlines() if "urgent" not in one]
-    at = kept.index(line)
-    return "\n".join([*kept[:at], *lines, *kept[at + 1 :], closed, whole]) + "\n"
+    lines += [
+        "PartitionName=closed Nodes=n4 AllowGroups=nobody-at-all State=UP MaxTime=60",
+        "PartitionName=whole Nodes=n1 OverSubscribe=EXCLUSIVE State=UP MaxTime=60",
+        "PartitionName=quick Nodes=n1,n4 State=UP MaxTime=60",
+        "AccountingStorageEnforce=associations,limits,qos",
+    ]
+    kept = [one for one in text.splitlines() if "urgent" not in one and one != line]
+    at = next(number for number, one in enumerate(kept) if one.startswith("PartitionName="))
+    text = "\n".join([*kept[:at], *lines[:4], *kept[at:], *lines[4:]]) + "\n"
+    return text.replace("GresTypes=gpu", "GresTypes=gpu,tmpfs")
 
 
 def several_gres(_settings: LabSettings, paths: LabPaths) -> str:
     return f"""AutoDetect=off
-NodeName=n1 Name=gpu Type=l40s File={paths.devices}/gpu[0-3]
-NodeName=n2 Name=gpu Type=l40s File={paths.devices}/gpu[0-1]
-NodeName=n2 Name=gpu Type=l40s.2 File={paths.devices}/gpu[2-3]
+NodeName=n1 Name=gpu Type=L40S File={paths.devices}/gpu[0-3]
+NodeName=n2 Name=gpu Type=L40S File={paths.devices}/gpu[0-1]
+NodeName=n2 Name=gpu Type=L40S.2 File={paths.devices}/gpu[2-3]
+NodeName=n3 Name=gpu File={paths.devices}/gpu[0-1]
+NodeName=n3 Name=tmpfs Count=100G
 """
+
+
+RIGHTS = (
+    "sacctmgr --immediate add qos quick set MaxTRESPerJob=node=1 MaxWall=10",
+    "sacctmgr --immediate add qos urgent set Flags=OverPartQOS,PartitionTimeLimit MaxWall=120",
+    "sacctmgr --immediate modify qos urgent set MaxTRESPerJob=node=2",
+    "sacctmgr --immediate add account physics",
+    "sacctmgr --immediate add user {user} account=physics qos=normal,urgent defaultqos=normal",
+    # slurmctld does not start with a QOS that does not exist.
+    "scontrol update partitionname=quick qos=quick",
+)
 
 
 @pytest.fixture
 def several(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
-    """A Slurm with several kinds of nodes in one partition."""
+    """A Slurm with accounting and several kinds of nodes in one partition."""
+    if missing := missing_programs(accounting=True):
+        pytest.skip(f"not installed: {', '.join(missing)}")
     root = tmp_path_factory.mktemp("several")
     lab = Lab(lab_paths("several", root / "lab"))
     monkeypatch.setattr("hpc_toolkit.lab.lab.slurm_conf", several_conf)
     monkeypatch.setattr("hpc_toolkit.lab.lab.gres_conf", several_gres)
-    lab.up(LabSettings(nodes=4))
+    lab.up(LabSettings(nodes=4, accounting=True))
+    site = Site(lab, root)
     try:
-        yield Site(lab, root)
+        for line in RIGHTS:
+            done = site.run(*line.format(user=pwd.getpwuid(os.getuid()).pw_name).split())
+            assert done.returncode == 0, done.stdout + done.stderr
+        yield site
     finally:
         lab.down()
+
+
+RUN: list[tuple[str, str]] = [
+    ("--partition main --gpus-per-node l40s:3", "n1"),
+    ("--partition main --gpus-per-node L40S.2:2", "n2"),
+    ("--partition main --mem 200000M", "n3"),
+    ("--partition main --sbatch constraint=fat", "n3"),
+    ("--partition main --sbatch constraint=(fat&ib)|fat", "n3"),
+    ("--partition main --sbatch gres=tmpfs:90G", "n3"),
+    ("--partition main --nodes 2 --sbatch constraint=[fat*1&ada*1] --mem 40000M", "n[1,3]"),
+    ("--partition main --nodes 2 --sbatch nodelist=n[1,3-3]", "n[1,3]"),
+    ("--partition whole --gpus-per-node 2", "n1"),
+    ("--partition quick --gpus-per-node 1 --time 5", "n1"),
+    ("--partition quick --nodes 2 --account physics --qos urgent --time 90", "n[1,4]"),
+    ("--job-name 'a b/c:d=e,f' --sbatch signal=B:SIGUSR1@30 --sbatch nodelist=n[4]", "n4"),
+]
+"""Requests, and the nodes on which their jobs run."""
+REFUSED = [
+    ("--partition main --gpus-per-node 3 --nodes 2", "nodes at most 1 (L40Sx4)"),
+    (
+        "--partition main --gpus-per-node 1 --nodes 2 --sbatch constraint=[fat*1&ada*1]",
+        "on 0 nodes",
+    ),
+    ("--partition main --gpus-per-node L40S.2:3", "GPUs a node at most 2"),
+    ("--partition main --gpus-per-node a100:1", "its GPUs are L40S, L40S.2"),
+    ("--partition main --mem 300000M", "memory a node at most 250G"),
+    ("--partition main --sbatch gres=tmpfs:101G", "a node has at most 100G"),
+    ("--partition quick --nodes 2 --time 5", "qos.quick: nodes at most 1"),
+    ("--partition quick --time 30", "qos.quick: time at most 00:10:00"),
+    ("--partition quick --qos urgent --time 3:00:00", "qos.urgent: time at most 02:00:00"),
+]
 
 
 def test_jobs_run_on_the_kind_of_nodes_that_a_request_means(several: Site) -> None:
     several.init("several")
     shown = several.hpctk("cluster", "show", "several").stdout
-
     assert "restricted AllowGroups=nobody-at-all: you are in none of these groups" in shown
-    for words, node in (
-        ("--partition main --gpus-per-node 3", "n1"),
-        ("--partition main --gpus-per-node l40s.2:2", "n2"),
-        ("--partition main --mem 200000M", "n3"),
-        ("--partition main --sbatch constraint=fat", "n3"),
-    ):
-        several.hpctk(
-            "render", "--cluster", "several", *words.split(), "-o", "job.sbatch", "--force"
-        )
-        assert f"on nodes {node} in partition main" in several.accepted("job.sbatch")
-    for words, why in (
-        ("--gpus-per-node 3 --nodes 2", "nodes at most 1"),
-        ("--gpus-per-node l40s.2:3", "GPUs a node at most 2"),
-        ("--mem 300000M", "memory a node at most 250G"),
-    ):
-        argv = ("render", "--cluster", "several", "--partition", "main", *words.split(), "-o", "-")
+    assert "qos.urgent" in shown
+
+    render = ("render", "command", "--cluster", "several", "-o")
+    jobs, scripts = {}, {}
+    for words, nodes in RUN:
+        given = [*shlex.split(words), *([] if "signal" in words else ["--plain"])]
+        said = several.hpctk(*render, "job.sbatch", "--force", *given, "--", "true")
+        assert ("complete nodes are billed" in said.stderr) is ("whole" in words)
+        scripts[words] = (several.root / "job.sbatch").read_text(encoding="utf-8")
+        done = several.run("sbatch", "--parsable", "job.sbatch")
+        assert done.returncode == 0, (words, done.stderr)
+        jobs[done.stdout.strip()] = (words, nodes)
+    for words, why in REFUSED:
+        argv = (*render, "-", *words.split(), "--plain", "--", "true")
         refused = several.run(sys.executable, "-m", "hpc_toolkit", *argv)
-        assert refused.returncode == 1
-        assert why in refused.stderr
-    whole = several.hpctk(*("render", "--cluster", "several", "--partition", "whole", "-o", "-"))
-    assert "complete nodes are billed" in whole.stderr
+        assert refused.returncode == 1, words
+        assert why in refused.stderr, words
+    wait_until(lambda: not several.run("squeue", "--noheader").stdout, "the jobs end")
+
+    listed = several.run("squeue", "--noheader", "--states=all", "--format=%i|%T|%N|%j").stdout
+    ended = {row[0]: row[1:] for row in (line.split("|") for line in listed.splitlines())}
+    for job, (words, nodes) in jobs.items():
+        assert ended[job][:2] == ["COMPLETED", nodes], (words, scripts[words])
+    assert "a b/c:d=e,f" in {row[2] for row in ended.values()}

@@ -71,6 +71,8 @@ def test_slurm_reads_what_was_asked_for(lab: LabUnderTest, tmp_path: Path) -> No
             {"nodelist": "n[1-2]", "nodes": 2, "time": "1-12", "time_min": "90", "error": "e-%j"},
             ("ReqNodeList=n[1-2]", "NumNodes=2", "TimeLimit=1-12:00:00", "TimeMin=01:30:00"),
         ),
+        ({"nodelist": "n[1-2,4],n[5]", "nodes": 4}, ("ReqNodeList=n[1-2,4-5]", "NumNodes=4")),
+        ({"job_name": "a b/c:d=e,f", "signal": "B:SIGUSR1@120"}, ("JobName=a b/c:d=e,f",)),
         ({"nodes": 3, "ntasks": 8}, ("NumNodes=3", "NumTasks=8")),
         ({"nodes": 2, "ntasks": 8}, ("NumTasks=8", "NtasksPerN:B:S:C=4:0:*:*")),
         ({"nodes": 2, "gpus_per_node": 4}, ("TresPerNode=gres/gpu:l40s:4", "NumTasks=8")),

@@ -37,7 +37,13 @@ def test_an_old_slurm_with_select_linear_is_described() -> None:
 
     assert site.partitions[0].nodes == 1
     assert site.kinds == (
-        NodeKind(name="teslax2", cpus=32, mem_mib=190000 - 2048, gpus=(("tesla", 2),)),
+        NodeKind(
+            name="teslax2",
+            cpus=32,
+            mem_mib=190000 - 2048,
+            gpus=(("tesla", 2),),
+            gres=(("nvme", 1),),
+        ),
     )
     assert (site.gpu_request, site.max_walltime_s) == ("gres", 1800)
     assert (site.max_array_size, site.shrink_jobs) == (10001, False)

@@ -40,7 +40,7 @@ TEXT_FIELDS = [
     field.name
     for field in fields(ScriptSpec)
     if OPTIONS[field.name].value.quantity
-    or re.fullmatch(r"str( \| None)?|bool \| str", str(field.type))
+    or re.fullmatch(r"str( \| None)?|bool \| str.*", str(field.type))
 ]
 LIST_FIELDS = [field.name for field in fields(ScriptSpec) if "tuple" in str(field.type)]
 NEEDS: dict[str, dict[str, Any]] = {

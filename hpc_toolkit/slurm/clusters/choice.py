@@ -18,6 +18,7 @@ from hpc_toolkit.slurm.clusters.facts import Cluster, Origin, load_cluster
 from hpc_toolkit.slurm.clusters.files import Layer, cluster_files, read_table
 from hpc_toolkit.slurm.clusters.fitting import equipped, exceeded, kinds_of
 from hpc_toolkit.slurm.clusters.keys import NODE_KEYS, PARTITION_KEYS, SHAPE_KEYS, identify
+from hpc_toolkit.slurm.render.spec import rivals_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +134,9 @@ _CPUS, _MEMORY, _GPUS = "--ntasks-per-node x --cpus-per-task", "memory per node"
 _UNTYPED = "ambiguous: {} has complete GPUs and parts of them"
 _WORDS = {
     "accounts": _Words("--account", "accounts are", "another --account", "not for {}"),
+    "denied_accounts": _Words("--account", "it refuses", "another --account", "not for {}"),
     "allowed_qos": _Words("--qos", "QOS are", "another --qos", "not for {}"),
+    "denied_qos": _Words("--qos", "it refuses", "another --qos", "not for {}"),
     "constraint": _Words("--sbatch constraint", "features are", "other features", _NOT),
     "gpu_type": _Words("--gpu-type", "its GPUs are", "another type of GPU", _NOT),
     "untyped": _Words(_GPUS, "its GPUs are", "a type of GPU: --gpus-per-node TYPE:N", _UNTYPED),
@@ -156,14 +159,17 @@ _WORDS = {
 def choose_partition(cluster: Cluster, needs: Needs) -> str:
     """Return the first unrestricted partition, in the order of the file, that takes the job.
 
-    If none does, raises RenderError with the reason of each partition.
+    Partitions whose QOS may refuse it come last. If none takes it, raises RenderError with the
+    reason of each partition.
     """
     free = [one.name for one in cluster.partitions if not one.restricted]
     if not free:
         msg = f"{cluster.written('partitions')}: all partitions are restricted, so none is chosen"
         raise RenderError(msg, hint="name yours with --partition")
+    # A QOS that the job must name, or whose limits are unknown, may refuse it.
+    free.sort(key=lambda name: _unsure(named_site(cluster, name), needs))
     try:
-        return _first_fitting(cluster, free, needs)[0]
+        return first_fit(cluster, free, needs)[0]
     except RenderError as error:
         closed = [one for one in cluster.partitions if one.restricted]
         able = [one for one in closed if not any(exceeded(for_partition(cluster, one), needs))]
@@ -171,6 +177,12 @@ def choose_partition(cluster: Cluster, needs: Needs) -> str:
             raise
         said = [f"{one.name} accepts it, but is restricted ({one.restricted})" for one in able]
         raise RenderError(error.message, hint="; ".join([error.hint, *said])) from None
+
+
+def _unsure(site: Cluster, needs: Needs) -> bool:
+    unnamed = site.allowed_qos and not (needs.qos or site.default_qos)
+    unknown = site.partition_qos and site.partition_qos not in {qos.name for qos in site.qos}
+    return bool(unnamed or unknown)
 
 
 def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Cluster:
@@ -186,15 +198,16 @@ def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Clus
     known = [one.name for one in cluster.partitions]
     if known and not set(known) >= set(names):
         return equipped(cluster, needs) if cluster.kinds else cluster
-    first = _first_fitting(cluster, names if known and names else known, needs)[1]
+    first = first_fit(cluster, names, needs)[1]
     sites = [named_site(cluster, name) for name in names] if known else []
     able = [kinds_of(site) for site in sites if not any(exceeded(site, needs))]
     return equipped(replace(first, kinds=sum(able, ())), needs) if len(able) > 1 else first
 
 
-def _first_fitting(cluster: Cluster, names: Sequence[str], needs: Needs) -> tuple[str, Cluster]:
-    """Return the first of these partitions that takes the job, or the cluster for no names."""
-    sites = {name: named_site(cluster, name) for name in names} or {"": cluster}
+def first_fit(cluster: Cluster, names: Sequence[str], needs: Needs) -> tuple[str, Cluster]:
+    """Return the first partition of these, or of all, that takes the job, and its site."""
+    names = names or [one.name for one in cluster.partitions] or [""]
+    sites = {name: named_site(cluster, name) for name in names}
     for name, site in sites.items():
         if not any(exceeded(site, needs)):
             return name, equipped(site, needs)
@@ -216,9 +229,18 @@ def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
     stated: dict[str, Any] = {}
     for key, (name, _) in PARTITION_KEYS.items():
         value = getattr(partition, name)
-        if hasattr(cluster, name) and key != "name" and value not in (None, ()):
+        if hasattr(cluster, name) and key not in ("name", "defaults") and value not in (None, ()):
             stated[name] = value
             origins[key] = Origin(file=file, key=f"partitions.{partition.name}.{key}")
+    defaults = dict(cluster.defaults)
+    for option, value in partition.defaults:
+        key = f"defaults.{option}"
+        # A variable of the environment is nearer to the user than any file.
+        if not (key in origins and origins[key].file.startswith("$")):
+            defaults = {one: defaults[one] for one in defaults if one not in rivals_of(option)}
+            defaults[option] = value
+            origins[key] = Origin(file=file, key=f"partitions.{partition.name}.{key}")
+    stated["defaults"] = tuple(defaults.items())
     kinds = {kind.name: kind for kind in cluster.kinds}
     if partition.kinds:
         stated["kinds"] = tuple(replace(kinds[name], nodes=n) for name, n in partition.kinds)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.client import ask
+from hpc_toolkit.slurm.clusters import rights
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.files import SUFFIX
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
 from hpc_toolkit.slurm.clusters.nodes import NodeKind, kinds_of_records, number_of
-from hpc_toolkit.slurm.clusters.rights import NOBODY, User, closed, permitted, qos_limits, this_user
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.quantities import HOUR_S, format_mem, format_walltime, parse_walltime
@@ -56,7 +57,7 @@ class SlurmFacts:
     config: dict[str, str]
     partitions: tuple[dict[str, str], ...]
     nodes: tuple[dict[str, str], ...]
-    user: User = NOBODY
+    user: rights.User = rights.NOBODY
 
 
 def ask_slurm() -> SlurmFacts:
@@ -72,11 +73,11 @@ def ask_slurm() -> SlurmFacts:
         config=config,
         partitions=parse_records(ask([*show, "partition"], timeout_s=_ANSWER_S)),
         nodes=parse_records(ask([*show, "node"], timeout_s=_ANSWER_S)),
-        user=this_user(config.get("ClusterName", ""), accounting=accounting),
+        user=rights.this_user(config.get("ClusterName", ""), accounting=accounting),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Offer:
     """A partition that takes jobs."""
 
@@ -92,7 +93,9 @@ class Offer:
 
     @property
     def max_walltime_s(self) -> int | None:
-        return _walltime(self.record.get("MaxTime", "UNLIMITED"))
+        with suppress(ConfigError):
+            return parse_walltime(self.record.get("MaxTime", "UNLIMITED"))
+        return None
 
 
 def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
@@ -106,33 +109,22 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
     kinds = kinds_of_records(nodes)
     for record in facts.partitions:
         name = record.get("PartitionName", "")
-        own = [
-            (node, kind)
-            for node, kind in zip(nodes, kinds, strict=True)
-            if name in node.get("Partitions", "").split(",")
-        ]
+        pairs = zip(nodes, kinds, strict=True)
+        own = [pair for pair in pairs if name in pair[0].get("Partitions", "").split(",")]
         if why := _unusable(record) or ("" if own else "no nodes"):
             left_out.append(f"{name!r}: {why}")
             continue
-        numbers = Counter(kind for _, kind in own)
+        numbers = Counter(kind for _, kind in own).most_common()
         default, preempted = record.get("Default") == "YES", record.get("PreemptMode", "OFF")
         remarks = ["the default partition"] if default else []
-        down = sum(
-            1 for node, _ in own if _DOWN & set(re.findall("[A-Z_]+", node.get("State", "")))
-        )
-        if down:
+        states = (set(re.findall("[A-Z_]+", node.get("State", ""))) for node, _ in own)
+        if down := sum(1 for state in states if _DOWN & state):
             remarks.append(f"{down} of {len(own)} nodes are down or drained now")
         if preempted != "OFF":
             remarks.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
-        found.append(
-            Offer(
-                default=default,
-                record=record,
-                kinds=tuple(replace(kind, nodes=n) for kind, n in numbers.most_common()),
-                remarks=tuple(remarks),
-                closed=closed(record, facts.user),
-            )
-        )
+        most_first = tuple(replace(kind, nodes=n) for kind, n in numbers)
+        why = rights.closed(record, facts.user)
+        found.append(Offer(record, default, most_first, tuple(remarks), why))
     # The sort is stable, so that other partitions keep Slurm's order.
     return sorted(found, key=lambda one: (not one.default, bool(one.closed))), left_out
 
@@ -144,13 +136,6 @@ def _unusable(record: Mapping[str, str]) -> str:
     if state != "UP":
         return f"State={state}"
     return "RootOnly=YES" if record.get("RootOnly") == "YES" else ""
-
-
-def _walltime(text: str) -> int | None:
-    try:
-        return parse_walltime(text)
-    except ConfigError:
-        return None
 
 
 def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
@@ -287,7 +272,7 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
         max_mem_per_node=format_mem(mem) if mem and mem < most_mem else None,
         max_mem_per_cpu=format_mem(mem_per_cpu) if mem_per_cpu else None,
         mem_style=_mem_style(record, facts.config) if _shares_memory(facts) else None,
-        whole_nodes=True if record.get("OverSubscribe") == "EXCLUSIVE" else None,
+        whole_nodes=_whole_nodes(record, facts.config) or None,
         restricted=one.closed or None,
         **({} if one.closed else _rights(record, facts)),
     )
@@ -296,6 +281,14 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
     inline = f"kinds = {{ {', '.join(counts)} }}"
     kinds = [inline] if len(inline) <= _LINE else ["[partitions.kinds]", *counts]
     return "\n" + "\n".join([*remarks, "[[partitions]]", *stated, *kinds])
+
+
+def _whole_nodes(record: Mapping[str, str], config: Mapping[str, str]) -> bool:
+    shared, select = record.get("OverSubscribe", ""), config.get("SelectType", "")
+    # select/linear, also below select/cray_aries, shares nodes only if OverSubscribe says so.
+    of_cray = "cray" in select and "OTHER_CONS" not in config.get("SelectTypeParameters", "")
+    linear = select == "select/linear" or of_cray
+    return shared == "EXCLUSIVE" or (linear and not shared.startswith(("FORCE", "YES")))
 
 
 def _shares_memory(facts: SlurmFacts) -> bool:
@@ -315,12 +308,16 @@ def _mem_style(record: Mapping[str, str], config: Mapping[str, str]) -> str | No
 def _rights(record: Mapping[str, str], facts: SlurmFacts) -> dict[str, Any]:
     """Return the accounts and the QOS that the user's jobs may have, if these are not all."""
     user, qos = facts.user, record.get("QoS", "N/A")
-    accounts = permitted(record, user, "Accounts", "account")
-    allowed = permitted(record, user, "Qos", "qos")
+    known, unlimited = user.associations, user.qos or qos in ("N/A", "(null)")
+    accounts = rights.permitted(record, user, "Accounts", "account")
+    allowed = rights.permitted(record, user, "Qos", "qos")
     return {
         "accounts": accounts if accounts and accounts != user.own("account") else None,
+        "denied_accounts": None if known else rights.words(record.get("DenyAccounts", "")) or None,
         "allowed_qos": allowed if allowed and allowed != user.own("qos") else None,
-        "partition_qos": qos if qos in _limited_qos(facts) else None,
+        "denied_qos": None if known else rights.words(record.get("DenyQos", "")) or None,
+        # If sacctmgr does not answer, the limits of this QOS are unknown.
+        "partition_qos": qos if qos in _limited_qos(facts) or not unlimited else None,
     }
 
 
@@ -329,7 +326,7 @@ def _limited_qos(facts: SlurmFacts) -> dict[str, dict[str, Any]]:
     if not re.search("limits|safe|all", _setting(facts, "AccountingStorageEnforce")):
         return {}
     names = [*facts.user.own("qos"), *(one.get("QoS", "") for one in facts.partitions)]
-    found = {name: qos_limits(facts.user, name) for name in dict.fromkeys(names)}
+    found = {name: rights.qos_limits(facts.user, name) for name in dict.fromkeys(names)}
     return {name: limits for name, limits in found.items() if any(limits.values())}
 
 

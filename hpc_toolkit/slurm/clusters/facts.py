@@ -61,14 +61,21 @@ class Limits:
     """Most memory of a node that one job may request, if that is less than the node has."""
     max_mem_per_cpu_mib: int | None = None
     """Most memory for each CPU of a job: a job that needs more must request more CPUs."""
+    gpu_request: GpuRequest | None = None
+    """The option with which a script requests GPUs, because Slurm refuses a mix of them; "none" if
+    the nodes of the partition imply the GPUs."""
     mem_style: MemStyle | None = None
     """The option with which a script requests memory; "none" if the site sets memory itself."""
     whole_nodes: bool | None = None
     """Whether a job gets, and pays for, complete nodes."""
     accounts: tuple[str, ...] | None = None
     """The accounts that jobs may charge; other accounts are refused."""
+    denied_accounts: tuple[str, ...] | None = None
+    """Accounts that are refused."""
     allowed_qos: tuple[str, ...] | None = None
     """The QOS that jobs may have; others, and a default QOS that is not listed, are refused."""
+    denied_qos: tuple[str, ...] | None = None
+    """QOS that are refused."""
     partition_qos: str | None = None
     """The QOS whose limits bind every job of the partition."""
     price_per_node_hour: float | None = None
@@ -91,6 +98,8 @@ class Partition(Limits):
     """How many nodes of each of the cluster's kinds it has."""
     restricted: bool | str = False
     """Whether only some users may use it, or why you may not; a job gets it only by naming it."""
+    defaults: tuple[tuple[str, Any], ...] = ()
+    """Values of sbatch options that a request for this partition leaves open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +118,8 @@ class Qos:
     """Most jobs, including elements of arrays, that a user may have submitted."""
     overrides_partition: bool = False
     """Whether its jobs may exceed the time and node limits of the partition."""
+    overrides_partition_qos: bool = False
+    """Whether its limits come before those of the partition's QOS (OverPartQOS)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +145,7 @@ class Cluster(Limits):
     identify: tuple[tuple[str, str], ...] = ()
     """How the site is recognized: Slurm's ClusterName, ``NAME=VALUE`` in the environment, or a
     pattern of the host name."""
-    gpu_request: GpuRequest = "gpus-per-node"
-    """The option with which a script requests GPUs; Slurm refuses a mix of these options."""
+    gpu_request: GpuRequest | None = "gpus-per-node"
     currency: str = ""
     """Currency of the prices, such as USD, or SU for units of an allocation."""
     mem_style: MemStyle | None = "mem"
@@ -184,8 +194,9 @@ class Cluster(Limits):
     shrink_jobs: bool = False
     """Whether a running job may give nodes back."""
     # As in a ScriptSpec: times in seconds, memory in MiB.
-    defaults: tuple[tuple[str, str | int], ...] = ()
-    """Values of sbatch options that a request leaves open."""
+    defaults: tuple[tuple[str, Any], ...] = ()
+    """Values of sbatch options that a request leaves open; 'defaults.sbatch' takes any option that
+    '--sbatch' takes."""
     facts: tuple[tuple[str, str], ...] = ()
     """Other facts for users; shown, never interpreted."""
 
@@ -340,7 +351,9 @@ class MergedFacts:
             field = KEYS[key][0]
             if isinstance(stated, dict):
                 for inner, value in values[field]:
-                    self.set_inner(field, inner, value, Origin(file=file, key=f"{key}.{inner}"))
+                    # Of [defaults.sbatch] too, whose options may be fields of a request.
+                    told = inner if inner in stated or "." in inner else f"sbatch.{inner}"
+                    self.set_inner(field, inner, value, Origin(file=file, key=f"{key}.{told}"))
             else:
                 self.values[field] = values[field]
                 self.origins[key] = Origin(file=file, key=key)

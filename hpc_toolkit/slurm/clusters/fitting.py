@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.slurm.clusters.nodes import NodeKind, has_features, is_slice, read_gres
+from hpc_toolkit.slurm.clusters import nodes
+from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
 from hpc_toolkit.system.tomltable import MAX_COUNT
 
@@ -63,18 +64,22 @@ def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
     A limit that the site does not state is not checked.
     """
     name = needs.qos or site.default_qos
-    for key, word, allowed in (
-        ("accounts", needs.account, site.accounts),
-        ("allowed_qos", name, site.allowed_qos),
+    for key, word, listed, taken in (
+        ("accounts", needs.account, site.accounts, True),
+        ("denied_accounts", needs.account, site.denied_accounts, False),
+        ("allowed_qos", name, site.allowed_qos, True),
+        ("denied_qos", name, site.denied_qos, False),
     ):
-        if word and allowed and word not in allowed:
-            yield Excess(key, word, ", ".join(allowed))
-    known = {qos.name: qos for qos in site.qos}
-    # The QOS of a partition comes before that of a job.
-    limits = [known[one] for one in (site.partition_qos, name) if one in known]
+        if word and listed and (word.lower() in map(str.lower, listed)) is not taken:
+            yield Excess(key, word, ", ".join(listed))
+    limits = limiting_qos(site, needs.qos)
     yield from _beyond_qos(limits, needs)
     if any(qos.overrides_partition for qos in limits):
         site = replace(site, nodes=None, min_nodes=None, max_walltime_s=None)
+    if site.max_mem_per_cpu_mib and not needs.mem_per_cpu_mib:
+        # A script requests as many CPUs as its memory needs.
+        each = -(-needs.mem_mib // (site.max_mem_per_cpu_mib * (needs.cpus or 1)))
+        needs = replace(needs, cpus=needs.cpus * max(1, each))
     if needs.nodes < (site.min_nodes or 1):
         yield Excess("min_nodes", str(needs.nodes), str(site.min_nodes))
     for key, wanted, limit, shown in (
@@ -91,6 +96,15 @@ def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
     if site.max_walltime_s is not None and needs.time_s > site.max_walltime_s:
         limit_s = format_walltime(site.max_walltime_s)
         yield Excess("max_walltime", format_walltime(needs.time_s), limit_s)
+
+
+def limiting_qos(site: Cluster, asked: str | None) -> list[Qos]:
+    """Return the QOS whose limits bind a job: that of the partition first, unless the job's QOS
+    overrides it, then that of the job."""
+    known = {qos.name.lower(): qos for qos in site.qos}
+    names = [(one or "").lower() for one in (site.partition_qos, asked or site.default_qos)]
+    found = [known[one] for one in names if one in known]
+    return found[::-1] if found and found[-1].overrides_partition_qos else found
 
 
 def _beyond_qos(limits: list[Qos], needs: Needs) -> Iterator[Excess]:
@@ -125,60 +139,100 @@ class Fit(NamedTuple):
 
 def fit(site: Cluster, needs: Needs) -> Fit | Excess:
     """Return the kinds whose nodes can serve the job, or what they lack."""
-    kinds = kinds_of(site)
-    known = frozenset(feature for kind in kinds for feature in kind.features)
-    if needs.constraint:
-        kinds = tuple(kind for kind in kinds if has_features(needs.constraint, kind, known))
+    given = (needs.gpu_type or "").lower()
+    spelled = [one for one in _types(site) if one.lower() == given]
+    if given and spelled and needs.gpu_type not in spelled:
+        needs = replace(needs, gpu_type=spelled[0])
+    found = [
+        _fit(site, replace(needs, constraint=one)) for one in nodes.alternatives(needs.constraint)
+    ]
+    fits = [one for one in found if isinstance(one, Fit)]
+    if not fits:
+        lacks = [one for one in found if isinstance(one, Excess)]
+        return max(lacks, key=lambda one: one.key == "nodes" and int(one.limit.split()[0]))
+    # Slurm may take any of the choices.
+    same = (kind for one in fits if one.gpu_type == fits[0].gpu_type for kind in one.kinds)
+    return Fit(tuple(dict.fromkeys(same)), fits[0].gpu_type)
+
+
+def _fit(site: Cluster, needs: Needs) -> Fit | Excess:
+    kinds, known = kinds_of(site), _features(site)
+    counted = sum(number for _, number in nodes.counts(needs.constraint))
+    # Where the constraint counts fewer nodes than the job has, the others may be of any kind.
+    if needs.constraint and not 0 < counted < needs.nodes:
+        kinds = tuple(kind for kind in kinds if nodes.has_features(needs.constraint, kind, known))
         if not kinds:
             return Excess("constraint", needs.constraint, ", ".join(sorted(known)), KINDS)
-    resources = [(name, "gres", number) for name, _, number in read_gres(needs.gres)]
+    gres = nodes.read_gres(needs.gres)
+    resources = [(f"{name}:{kind}".rstrip(":"), "gres", number) for name, kind, number in gres]
     if needs.gpus_per_node:
         gpu = f"gpu:{needs.gpu_type}" if needs.gpu_type else "gpu"
         resources.insert(0, (gpu, "gpus_per_node", needs.gpus_per_node))
     resources += [("cpus", "cpus_per_node", needs.cpus), ("mem", "mem_per_node", needs.mem_mib)]
+    reachable = kinds
     for resource, key, number in resources:
-        has = {kind: kind.amount(resource) for kind in kinds}
-        most = max(found or 0 for found in has.values())
-        able = tuple(kind for kind, found in has.items() if found is None or found >= number)
+        most = max(kind.amount(resource) or 0 for kind in kinds)
+        able = _able(kinds, resource, number)
         # A generic resource that no kind lists may be on any node.
         if not able and (most or key != "gres"):
             return _lacking(site, needs, key, number, most)
         kinds = able or kinds
-    if _total(kinds) < needs.nodes:
-        return _too_few(needs, kinds)
+        if key != "gpus_per_node":
+            reachable = _able(reachable, resource, number) or reachable
+    if short := _short(site, needs, kinds):
+        return short
     if needs.gpus_per_node and not needs.gpu_type:
-        return _with_type(site, needs, kinds)
+        return _with_type(site, needs, kinds, reachable)
     # CPU jobs take the share of nodes without GPUs, if these nodes are enough.
     plain = tuple(kind for kind in kinds if not kind.gpus)
-    enough = _total(plain) >= needs.nodes and not needs.gpus_per_node
+    enough = not needs.gpus_per_node and not _short(site, needs, plain)
     return Fit(plain if enough else kinds, needs.gpu_type)
 
 
-def _with_type(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Fit | Excess:
+def _features(site: Cluster) -> frozenset[str]:
+    return frozenset(feature for kind in kinds_of(site) for feature in kind.features)
+
+
+def _able(kinds: tuple[NodeKind, ...], resource: str, number: int) -> tuple[NodeKind, ...]:
+    return tuple(one for one in kinds if (has := one.amount(resource)) is None or has >= number)
+
+
+def _with_type(
+    site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...], reachable: tuple[NodeKind, ...]
+) -> Fit | Excess:
     """Choose the type of a request without one, if only one type fits, or if Slurm might give
-    it a part of a GPU or mix the types of a node."""
+    it a part of a GPU or mix the types of a node. Slurm chooses among the ``reachable`` kinds."""
     number = needs.gpus_per_node
     types = list(dict.fromkeys(one for kind in kinds for one in kind.complete_gpus(number)))
     unsafe = any(
-        any(is_slice(one) for one, _ in kind.gpus or ())
+        any(nodes.is_slice(one) for one, _ in kind.gpus or ())
         or (number > 1 and len(kind.gpus or ()) > 1)
-        for kind in kinds_of(site)
+        for kind in reachable
+        if sum(number if n is None else n for _, n in kind.gpus or ()) >= number
     )
     if not unsafe and len(types) > 1:
         return Fit(kinds, None)
     if unsafe and types == [""]:
-        named = dict.fromkeys(text for text in _types(site) if text)
+        named = dict.fromkeys(one for kind in reachable for one, _ in kind.gpus or () if one)
         return Excess("untyped", str(number), ", ".join(named), KINDS)
     able = {one: tuple(k for k in kinds if one in k.complete_gpus(number)) for one in types if one}
     for one, own in able.items():
-        if _total(own) >= needs.nodes:
+        if not _short(site, needs, own):
             return Fit(own, one)
-    return _too_few(needs, max(able.values(), key=_total)) if able else Fit(kinds, None)
+    most = max(able.values(), key=_total, default=())
+    return (_short(site, needs, most) if able else None) or Fit(kinds, None)
 
 
-def _too_few(needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess:
-    limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
-    return Excess("nodes", str(needs.nodes), limit, KINDS)
+def _short(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess | None:
+    """Return what these kinds lack: nodes, or nodes with a feature of which a number is needed."""
+    if _total(kinds) < needs.nodes:
+        limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
+        return Excess("nodes", str(needs.nodes), limit, KINDS)
+    for part, number in nodes.counts(needs.constraint):
+        own = tuple(kind for kind in kinds if nodes.has_features(part, kind, _features(site)))
+        if _total(own) < number:
+            return Excess("constraint", f"{part}*{number}", f"on {_total(own)} nodes", KINDS)
+    return None
 
 
 def _total(kinds: tuple[NodeKind, ...]) -> int:
@@ -188,12 +242,12 @@ def _total(kinds: tuple[NodeKind, ...]) -> int:
 
 def _lacking(site: Cluster, needs: Needs, key: str, number: int, most: int) -> Excess:
     place = KINDS if site.kinds else ""
-    types = dict.fromkeys(filter(None, _types(site)))
+    types = dict.fromkeys(one or "without a type" for one in _types(site))
     if key == "gpus_per_node" and not most and types:
         if needs.gpu_type:
             return Excess("gpu_type", needs.gpu_type, ", ".join(types), place)
         return Excess(key, str(number), f"0; name the type of a part: {', '.join(types)}", place)
-    shown = format_mem if key == "mem_per_node" else str
+    shown = {"mem_per_node": format_mem, "gres": nodes.format_count}.get(key, str)
     return Excess(key, shown(number), shown(most), place)
 
 

@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.allowlist import (
-    check_bind,
-    check_module,
-    check_variable,
-    matches,
-    setup_words,
-)
+from hpc_toolkit.slurm import allowlist as allow
+from hpc_toolkit.slurm.allowlist import matches
 from hpc_toolkit.slurm.clusters.nodes import read_gres
+from hpc_toolkit.slurm.render.file import read_sbatch
 from hpc_toolkit.slurm.render.spec import (
     DEFAULT_OPTIONS,
     MEMORY_OPTIONS,
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task"]
+GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task", "gpus", "none"]
 MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
 ContainerRuntime = Literal["apptainer", "pyxis"]
 Backend = Literal["nccl", "gloo"]
@@ -62,16 +58,16 @@ def _each(check: Callable[..., object]) -> Callable[[object, str], tuple[str, ..
     return convert
 
 
-binds = _each(check_bind)
-modules = _each(check_module)
-commands = _each(setup_words)
+binds = _each(allow.check_bind)
+modules = _each(allow.check_module)
+commands = _each(allow.setup_words)
 directories = _each(_matching(DIRECTORY, "an absolute path, or one below ~"))
 
 
 def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:
     found = t.pairs(value, where)
     for name, text in found:
-        check_variable(name, text, where)
+        allow.check_variable(name, text, where)
     return found
 
 
@@ -129,7 +125,40 @@ class Table:
         return tuple(found.items())
 
 
-defaults = Table({option: (option, Option(option)) for option in DEFAULT_OPTIONS}, MEMORY_OPTIONS)
+def sbatch_defaults(value: object, where: str) -> tuple[tuple[str, Any], ...]:
+    """Options of sbatch as ``--sbatch`` takes them; a field of a request sets that field."""
+    if not isinstance(value, dict):
+        raise t.wrong(where, value, "a table of options of sbatch")
+    found: dict[str, Any] = {}
+    for name, given in value.items():
+        place = f"{where}.{t.text(name, where)}"
+        if type(given) not in (str, int, bool):
+            raise t.wrong(place, given, "text, a whole number, true or false")
+        field = name.replace("-", "_")
+        if field in DEFAULT_OPTIONS:
+            found[field] = Option(field)(given, place)
+            continue
+        word = "no" if given is False else str(given)
+        ((field, read),) = read_sbatch([name if given is True else f"{name}={word}"], place).items()
+        if OPTIONS[field].templates != OPTIONS["nodes"].templates:
+            raise ConfigError(f"{place}: some templates do not have it", hint=f"--sbatch {name}")
+        if OPTIONS[field].value.quantity is not None:
+            read = read_quantity(field, read, place)
+        OPTIONS[field].value.check(read, place)
+        found |= {f"sbatch.{name}": given is True or word} if field == "sbatch" else {field: read}
+    return tuple(found.items())
+
+
+_DEFAULTS: dict[str, t.Key] = {option: (option, Option(option)) for option in DEFAULT_OPTIONS}
+DEFAULTS = Table({**_DEFAULTS, "sbatch": ("sbatch", sbatch_defaults)}, MEMORY_OPTIONS)
+
+
+def defaults(value: object, where: str) -> tuple[tuple[str, Any], ...]:
+    """Values of a request's fields; other options of sbatch are called ``sbatch.NAME``."""
+    found = dict(DEFAULTS(value, where))
+    return tuple({**dict(found.pop("sbatch", ())), **found}.items())
+
+
 identify = Table(
     {
         "slurm_cluster": ("slurm_cluster", t.word),
@@ -155,7 +184,7 @@ def gpus(value: object, where: str) -> tuple[tuple[str, int], ...]:
 
 
 def gres(value: object, where: str) -> tuple[tuple[str, int], ...]:
-    return tuple((name, number) for name, _, number in _resources(value, where))
+    return tuple((f"{n}:{kind}".rstrip(":"), many) for n, kind, many in _resources(value, where))
 
 
 _NODE_KIND_KEYS: dict[str, t.Key] = {
@@ -189,6 +218,7 @@ _QOS_KEYS: dict[str, t.Key] = {
     "gpus": ("gpus", t.count),
     "max_submit_jobs": ("max_submit_jobs", t.count),
     "overrides_partition": ("overrides_partition", t.flag),
+    "overrides_partition_qos": ("overrides_partition_qos", t.flag),
 }
 
 
@@ -228,10 +258,13 @@ NODE_KEYS: dict[str, t.Key] = {
     "max_cpus_per_node": ("max_cpus_per_node", t.count),
     "max_mem_per_node": ("max_mem_per_node_mib", t.mem),
     "max_mem_per_cpu": ("max_mem_per_cpu_mib", t.mem),
+    "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
     "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
     "whole_nodes": ("whole_nodes", t.flag),
     "accounts": ("accounts", t.texts),
+    "denied_accounts": ("denied_accounts", t.texts),
     "allowed_qos": ("allowed_qos", t.texts),
+    "denied_qos": ("denied_qos", t.texts),
     "partition_qos": ("partition_qos", t.word),
     "price_per_node_hour": ("price_per_node_hour", amount),
     "price_per_gpu_hour": ("price_per_gpu_hour", amount),
@@ -248,6 +281,7 @@ PARTITION_KEYS: dict[str, t.Key] = {
     **NODE_KEYS,
     "kinds": ("kinds", kind_counts),
     "restricted": ("restricted", restricted),
+    "defaults": ("defaults", defaults),
 }
 
 KEYS: dict[str, t.Key] = {
@@ -263,7 +297,6 @@ KEYS: dict[str, t.Key] = {
     "default_qos": ("default_qos", t.word),
     "max_submit_jobs": ("max_submit_jobs", t.count),
     "currency": ("currency", t.word),
-    "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
     "account_required": ("account_required", t.flag),
     "account_hint": ("account_hint", t.text),
     "choose_partition": ("choose_partition", t.flag),

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 _SLICE = re.compile(r"\d+g\.?\d+gb|\.\d$|(^|[-_.])(mig|vgpu)", re.IGNORECASE)
 """Names of parts of a GPU: ``a100_3g.20gb``, ``1g.10gb``, ``l40s.4``, ``h100-mig``."""
-_FEATURE = r"[A-Za-z0-9_.:=-]+"
+_NAME = r"[A-Za-z0-9_.:=-]+"
+_FEATURE = rf"\*\d+|{_NAME}"
+_UNITS = "KMGTP"
 _FEATURE_SETS = 4
 """Most sets of features that make kinds of their own of nodes with equal resources."""
 _TRUE, _FALSE = "\x01", "\x00"
@@ -37,30 +39,31 @@ class NodeKind:
     """GPUs of a node as Slurm's Gres names them, 'a100:4' or 'h100_1g.10gb:14,h100:2'; without a
     type '4', without GPUs ''."""
     gres: tuple[tuple[str, int], ...] = ()
-    """Other generic resources of a node that jobs share, such as 'shard:16,mps:400'."""
+    """Other generic resources of a node, such as 'shard:16,nvme:1' or 'tmpfs:100G'."""
     features: tuple[str, ...] = ()
     """Features that only some kinds of nodes have, for '--sbatch constraint=FEATURE'."""
 
     def __str__(self) -> str:
         gpus = [f"{counted(n or 0, 'GPU')} {kind}".rstrip() for kind, n in self.gpus or ()]
-        gres = [f"{name}:{number}" for name, number in self.gres]
+        gres = [f"{name}:{format_count(number)}" for name, number in self.gres]
         cpus = [counted(self.cpus, "CPU")] if self.cpus else []
         memory = [format_mem(self.mem_mib)] if self.mem_mib else []
         return ", ".join([*gpus, *gres, *cpus, *memory, *self.features])
 
     def amount(self, resource: str) -> int | None:
-        """Return how much a node has of "cpus", "mem", a resource of Slurm, or GPUs of a type,
-        "gpu:a100"; "gpu" are complete GPUs of any one type. None if that is unknown.
+        """Return how much a node has of "cpus", "mem", a resource of Slurm with or without a type,
+        or GPUs of a type, "gpu:a100"; "gpu" are complete GPUs of any one type. None if unknown.
         """
         if resource in ("cpus", "mem"):
             return self.cpus if resource == "cpus" else self.mem_mib
         name, _, gpu_type = resource.partition(":")
         if name != "gpu":
-            return dict(self.gres).get(name, 0)
+            return sum(number for one, number in self.gres if f"{one}:".startswith(f"{resource}:"))
         if self.gpus is None:
             return None
-        # GPUs without a type may be of any type.
-        fit = {gpu_type, ""} if gpu_type else {one for one, _ in self.gpus if not is_slice(one)}
+        fit = {gpu_type} if gpu_type else {one for one, _ in self.gpus if not is_slice(one)}
+        # Slurm refuses a type for GPUs without one; a file without kinds may not know their type.
+        fit |= set() if self.name else {""}
         numbers = [number for one, number in self.gpus if one in fit]
         return None if None in numbers else max(map(int, filter(None, numbers)), default=0)
 
@@ -102,35 +105,59 @@ def _weight(kind: str, gpus: tuple[tuple[str, int | None], ...]) -> Fraction:
 def read_gres(text: str) -> list[tuple[str, str, int]]:
     """Return name, type and number of each generic resource of a node or a request.
 
-    ``gpu:l40s:4(S:0-1),nvme:1`` gives ``("gpu", "l40s", 4)`` and ``("nvme", "", 1)``.
+    ``gpu:l40s:4(S:0-1),tmpfs:1K`` gives ``("gpu", "l40s", 4)`` and ``("tmpfs", "", 1024)``.
     """
     found: Counter[tuple[str, str]] = Counter()
     for entry in filter(None, re.sub(r"\([^)]*\)", "", text).split(",")):
-        name, *words = entry.split(":")
-        count = words.pop() if words and words[-1].isdecimal() else "1"
-        types = [word for word in words if word != "no_consume"]
-        found[name, types[0] if types else ""] += int(count)
+        name, *words = (word for word in entry.split(":") if word != "no_consume")
+        count = re.fullmatch(rf"(\d+)([{_UNITS}]?)", words[-1].upper()) if words else None
+        kind = words[0] if words[: -1 if count else None] else ""
+        unit = 1024 ** (_UNITS.index(count[2]) + 1) if count and count[2] else 1
+        found[name, kind] += int(count[1]) * unit if count else 1
     return [(*key, number) for key, number in found.items()]
+
+
+def format_count(number: int) -> str:
+    """Write a number of a resource as Slurm reads it: ``100G``."""
+    power = next(n for n in range(len(_UNITS), -1, -1) if number % 1024**n == 0 or not n)
+    return f"{number // 1024**power}{_UNITS[power - 1]}" if power and number else str(number)
+
+
+def alternatives(constraint: str) -> list[str]:
+    """Return a constraint for each choice of ``[a|b]``, of which all nodes need the same one."""
+    found = re.search(r"\[([^\]*]*)\]", constraint)
+    parts = re.split(r"\|(?![^(]*\))", found[1]) if found else []
+    return [constraint.replace(found[0], f"({one})") for one in parts if found] or [constraint]
+
+
+def counts(constraint: str) -> list[tuple[str, int]]:
+    """Return the parts of ``[a*2&(b&c)*4]`` with how many nodes need each."""
+    found = re.findall(rf"(\([^()]*\)|{_NAME})\*(\d+)", constraint)
+    return [(part, int(number)) for part, number in found]
 
 
 def has_features(constraint: str, kind: NodeKind, known: frozenset[str]) -> bool:
     """Return whether nodes of a kind may satisfy a constraint such as ``(a100|h100)&ib``.
 
     A feature that no kind lists may be on any node. With counts, as in ``[a*2&b*4]``, a node needs
-    one of the features.
+    one of the parts. Slurm gives no operator precedence: it reads from left to right.
     """
-    text = constraint.replace("[", "(").replace("]", ")").replace(",", "&")
-    if "*" in text:
-        text = re.sub(r"\*\d+", "", text).replace("&", "|")
 
     def holds(word: re.Match[str]) -> str:
+        if word[0].startswith("*"):
+            return word[0]
         return _TRUE if word[0] in kind.features or word[0] not in known else _FALSE
 
     def inner(part: re.Match[str]) -> str:
-        either = (_FALSE not in one for one in part[1].split("|"))
-        return _TRUE if any(either) else _FALSE
+        first, *more = re.split("([|&,])", part[1])
+        value = _TRUE in first
+        for operator, word in zip(more[::2], more[1::2], strict=True):
+            either = operator == "|" or "*" in part[1]
+            value = (value or _TRUE in word) if either else (value and _TRUE in word)
+        return _TRUE if value else _FALSE
 
-    text = f"({re.sub(_FEATURE, holds, text)})"
+    text = re.sub(_FEATURE, holds, constraint).replace("[", "(").replace("]", ")")
+    text = f"({text})"
     while (simpler := re.sub(r"\(([^()]*)\)", inner, text)) != text:
         text = simpler
     return _FALSE not in text
@@ -192,7 +219,9 @@ def _shape(node: Mapping[str, str]) -> NodeKind:
         cpus=cpus,
         mem_mib=mem - kept if mem and known else None,
         gpus=tuple((kind, n) for name, kind, n in resources if name == "gpu" and n),
-        gres=tuple((name, n) for name, _, n in resources if name in ("shard", "mps")),
+        gres=tuple(
+            (f"{name}:{kind}".rstrip(":"), n) for name, kind, n in resources if name != "gpu"
+        ),
     )
 
 

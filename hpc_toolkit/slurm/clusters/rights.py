@@ -38,7 +38,7 @@ class User(NamedTuple):
             for row in self.associations
             if not partition or row.get("partition", "") in ("", partition)
         ]
-        return list(dict.fromkeys(one for row in rows for one in _words(row.get(column, ""))))
+        return list(dict.fromkeys(one for row in rows for one in words(row.get(column, ""))))
 
 
 NOBODY = User()
@@ -81,7 +81,7 @@ def closed(record: Mapping[str, str], user: User) -> str:
     """Return why a user cannot use a partition; "" if nothing excludes them."""
     groups, hosts = record.get("AllowGroups", "ALL"), record.get("AllocNodes", "ALL")
     accounts = record.get("AllowAccounts", "ALL")
-    if groups != "ALL" and not user.groups & set(_words(groups)):
+    if groups != "ALL" and not user.groups & set(words(groups)):
         return f"AllowGroups={groups}: you are in none of these groups"
     if hosts != "ALL" and not (in_hosts(user.host, hosts) or in_hosts("localhost", hosts)):
         return f"AllocNodes={hosts}: this host is {user.host}"
@@ -107,12 +107,16 @@ def _excluded(record: Mapping[str, str], user: User) -> str:
 
 def permitted(record: Mapping[str, str], user: User, key: str, column: str) -> list[str]:
     """Return the user's accounts (or QOS) that a partition takes; without the user's, its list."""
-    allowed, denied = record.get(f"Allow{key}", "ALL"), _words(record.get(f"Deny{key}", ""))
+    allowed, refused = (
+        record.get(f"Allow{key}", "ALL"),
+        words(record.get(f"Deny{key}", "").lower()),
+    )
     own = user.own(column, record.get("PartitionName", ""))
     if not user.associations:
-        return [] if allowed == "ALL" else _words(allowed)
+        return [] if allowed == "ALL" else words(allowed)
+    taken = own if allowed == "ALL" else words(allowed.lower())
     return [
-        one for one in own if one not in denied and (allowed == "ALL" or one in _words(allowed))
+        one for one in own if one.lower() not in refused and one.lower() in map(str.lower, taken)
     ]
 
 
@@ -129,7 +133,9 @@ def qos_limits(user: User, name: str) -> dict[str, Any]:
         found[key] = min(numbers, default=None)
     submit = row.get("maxsubmitpu", "")
     found["max_submit_jobs"] = int(submit) if submit.isdecimal() else None
-    found["overrides_partition"] = "Partition" in row.get("flags", "") or None
+    flags = row.get("flags", "")
+    found["overrides_partition"] = "Partition" in flags or None
+    found["overrides_partition_qos"] = "OverPartQOS" in flags or None
     return found
 
 
@@ -155,5 +161,5 @@ def _in_ranges(number: str, ranges: str) -> bool:
     return False
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return [one for one in text.split(",") if one and one != "(null)"]

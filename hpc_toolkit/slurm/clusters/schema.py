@@ -79,7 +79,10 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
 }
 """The schemas of converters; all others take text."""
 
-# Its schema contains those of the converters above.
+# Their schemas contain those of the converters above.
+_ONE = {"type": ["string", "integer", "boolean"]}
+_SCHEMAS[keys.sbatch_defaults] = {"type": "object", "additionalProperties": _ONE}
+_SCHEMAS[keys.defaults] = _schema(keys.DEFAULTS)
 _SCHEMAS |= {
     keys.partitions: {
         "type": "array",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import replace
@@ -10,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.clusters.choice import choose_partition, fitting_site
-from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least
+from hpc_toolkit.slurm.clusters.choice import choose_partition, first_fit, fitting_site, named_site
+from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least, limiting_qos
 from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS, OPTIONS, option, rivals_of, shown
-from hpc_toolkit.slurm.render.values import NO_MEMORY, SIGNALLED, parse_array
+from hpc_toolkit.slurm.render.values import NO_MEMORY, SIGNALLED, file_name, parse_array
 from hpc_toolkit.system.quantities import HOUR_S, format_walltime
 
 if TYPE_CHECKING:
@@ -50,26 +51,22 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     Precedence: the request, the cluster's defaults, shares of a node of its partition.
     Raises RenderError for a request beyond a limit, naming the limit and its file.
     """
-    full, sources = _with_defaults(spec, cluster)
-    full = replace(
-        full, time=full.time or FALLBACK_TIME_S, output=log_pattern(full), **_ranks(full, cluster)
-    )
-    if not (full.signal or full.plain) and (full.launch or not full.command):
-        # Not for other programs: the signal ends a program that does not handle it.
-        full = replace(full, signal=_signal(full.time_min or full.time or FALLBACK_TIME_S))
+    full, sources = _opened(spec, cluster)
+    if cluster.choose_partition and not full.partition:
+        full = replace(full, partition=choose_partition(cluster, _needs(full, sources)))
+    # Without a name, the job counts as one of the first partition that takes it.
+    name = full.partition or first_fit(cluster, (), _needs(full, sources))[0]
+    full, sources = _opened(replace(spec, partition=full.partition), named_site(cluster, name))
     _check_account(full, cluster)
     _check_times(full, sources)
     _check_array(full, cluster)
-    if full.array:
-        check_number(len(parse_array(full.array, "--array").indices), full, cluster)
-    if cluster.choose_partition and not full.partition:
-        full = replace(full, partition=choose_partition(cluster, _needs(full, sources)))
     site = site_of(full, cluster, sources)
-    if full.gpus_per_node:
-        full = replace(full, gpu_type=full.gpu_type or site.gpu_type)
+    # Slurm tells A100 from a100.
+    if full.gpus_per_node and (full.gpu_type or "").lower() in ("", (site.gpu_type or "").lower()):
+        full = replace(full, gpu_type=site.gpu_type)
     if not full.cpus_per_gpu:
         full = replace(full, cpus_per_task=full.cpus_per_task or cpus_share(full, site))
-    if not _memory(full):
+    if all(getattr(full, name) is None for name in MEMORY_OPTIONS):
         full = replace(full, **memory_share(full, site))
     site_of(full, cluster, sources)
     return full
@@ -87,9 +84,10 @@ def site_of(
 
 
 def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
-    depends = "yes" if full.kill_on_invalid_dep else "no"
+    site = site_of(full, cluster)
+    depends = "no" if full.kill_on_invalid_dep is False else "yes"
     of_several: dict[str, list[tuple[str, Any]]] = {
-        "gpus_per_node": _gpu_directives(full, cluster),
+        "gpus_per_node": _gpu_directives(full, site),
         "mem": [("mem", None if full.mem == NO_MEMORY else shown("mem", full.mem))],
         "array": [("array", full.array and parse_array(full.array, "--array").text)],
         # Without this option, a job whose dependency can never be met stays pending for ever.
@@ -136,15 +134,46 @@ def directive_text(directive: Directive) -> str:
 
 
 def log_pattern(spec: ScriptSpec) -> str:
-    return spec.output or (ARRAY_LOG if spec.array else LOG)
+    usual = ARRAY_LOG if spec.array else LOG
+    # Slurm would take a slash of the name for a directory.
+    name = file_name(spec.job_name) if "/" in spec.job_name else "%x"
+    return spec.output or usual.replace("%x", name)
+
+
+def _opened(spec: ScriptSpec, site: Cluster) -> tuple[ScriptSpec, dict[str, str]]:
+    """Return ``spec`` with the defaults of a site or partition, its ranks, log and warning."""
+    full, sources = _with_defaults(spec, site)
+    full = replace(
+        full,
+        time=full.time or FALLBACK_TIME_S,
+        output=log_pattern(full),
+        open_mode=full.open_mode or "append",
+        **_ranks(full, site),
+    )
+    if not (full.signal or full.plain) and (full.launch or not full.command):
+        # Not for other programs: the signal ends a program that does not handle it.
+        time_s = full.time_min or full.time or FALLBACK_TIME_S
+        warning_s = FALLBACK_SIGNAL_S if time_s >= HOUR_S else max(1, time_s // 10)
+        full = replace(full, signal=f"{SIGNALLED}{warning_s}")
+    return full, sources
 
 
 def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict[str, str]]:
     """Return ``spec`` with the cluster's defaults for open fields, and where these are written."""
     sources = {}
+    given = {text.partition("=")[0] for text in spec.sbatch}
     for name, value in cluster.defaults:
-        given = getattr(spec, name) is not None
-        if given or any(getattr(spec, other) is not None for other in rivals_of(name)):
+        passed = name.removeprefix("sbatch.")
+        if passed != name:
+            # A training has options of srun with such names.
+            if passed not in given and not getattr(spec, passed.replace("-", "_"), None):
+                text = passed if value is True else f"{passed}={value}"
+                spec = replace(spec, sbatch=(*spec.sbatch, text))
+            continue
+        row = OPTIONS[name]
+        useless = (row.needs and not getattr(spec, row.needs)) or (spec.plain and not row.plain)
+        others = (name, *rivals_of(name))
+        if useless or any(getattr(spec, other) is not None for other in others):
             continue
         sources[name] = cluster.written(f"defaults.{name}")
         field: dict[str, Any] = {name: value}
@@ -153,10 +182,6 @@ def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict
         except HpcToolkitError as error:
             raise RenderError(f"{sources[name]}: {error.message}", hint=error.hint) from None
     return spec, sources
-
-
-def _memory(spec: ScriptSpec) -> bool:
-    return any(getattr(spec, name) is not None for name in MEMORY_OPTIONS)
 
 
 def _ranks(full: ScriptSpec, cluster: Cluster) -> dict[str, Any]:
@@ -212,22 +237,19 @@ def _needs(full: ScriptSpec, sources: Mapping[str, str]) -> Needs:
     )
 
 
-def _signal(time_s: int) -> str:
-    return f"{SIGNALLED}{FALLBACK_SIGNAL_S if time_s >= HOUR_S else max(1, time_s // 10)}"
-
-
 def _gpu_directives(full: ScriptSpec, site: Cluster) -> list[tuple[str, Any]]:
     """Return the GPU options in the site's form, and the other generic resources of a node."""
-    gpus, kind = full.gpus_per_node, full.gpu_type
-    typed = f"{kind}:" if kind else ""
-    if not gpus:
+    number, form = full.gpus_per_node, site.gpu_request or "none"
+    if not number or form == "none":
         return [("gres", full.gres)]
-    if site.gpu_request == "gres":
-        return [("gres", ",".join(filter(None, (f"gpu:{typed}{gpus}", full.gres))))]
-    if site.gpu_request == "gpus-per-node":
-        return [("gpus-per-node", f"{typed}{gpus}"), ("gres", full.gres)]
-    per_rank = _gpus_of_rank(full, f"{site.written('gpu_request')} requests GPUs per task")
-    return [("gpus-per-task", f"{typed}{per_rank}"), ("gres", full.gres)]
+    if form == "gpus-per-task":
+        number = _gpus_of_rank(full, f"{site.written('gpu_request')} requests GPUs per task")
+    if form == "gpus":
+        number *= full.nodes
+    typed = f"{full.gpu_type}:{number}" if full.gpu_type else str(number)
+    if form == "gres":
+        return [("gres", ",".join(filter(None, (f"gpu:{typed}", full.gres))))]
+    return [(form, typed), ("gres", full.gres)]
 
 
 def forbidden(cluster: Cluster, directory: Path) -> str | None:
@@ -268,27 +290,27 @@ def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:
 
 
 def _check_array(full: ScriptSpec, site: Cluster) -> None:
-    if full.array is None or site.max_array_size is None:
+    if full.array is None:
         return
-    highest, limit = parse_array(full.array, "--array").highest, site.max_array_size - 1
-    if highest > limit:
-        msg = f"--array: index {highest} is more than {site.name} has"
+    array, limit = parse_array(full.array, "--array"), (site.max_array_size or math.inf) - 1
+    check_number(len(array.indices), full, site)
+    if array.highest > limit:
+        msg = f"--array: index {array.highest} is more than {site.name} has"
         msg += f" ({site.written('max_array_size')} = {site.max_array_size})"
         raise RenderError(msg, hint=f"indices end at {limit}; 'hpctk submit' makes several arrays")
 
 
-def check_number(jobs: int, spec: ScriptSpec, cluster: Cluster) -> None:
+def check_number(jobs: int, spec: ScriptSpec, cluster: Cluster, where: str = "--array") -> None:
     """Raise RenderError if these are more jobs than a user may have submitted at a time."""
     limits = {"max_submit_jobs": cluster.max_submit_jobs}
-    for qos in cluster.qos:
-        if qos.name == (spec.qos or cluster.default_qos):
-            limits[f"qos.{qos.name}.max_submit_jobs"] = qos.max_submit_jobs
+    for qos in limiting_qos(named_site(cluster, spec.partition), spec.qos):
+        limits[f"qos.{qos.name}.max_submit_jobs"] = qos.max_submit_jobs
     for key, limit in limits.items():
         if limit is not None and jobs > limit:
-            where = cluster.written(key.removesuffix(".max_submit_jobs"))
-            msg = f"--array: {jobs} jobs are more than a user of {cluster.name} may submit"
+            place = cluster.written(key.removesuffix(".max_submit_jobs"))
+            msg = f"{where}: {jobs} jobs are more than a user of {cluster.name} may submit"
             hint = "use a run: a few jobs process any number of items; or submit it in parts"
-            raise RenderError(f"{msg} ({where}: at most {limit})", hint=hint)
+            raise RenderError(f"{msg} ({place}: at most {limit})", hint=hint)
 
 
 def ranks(full: ScriptSpec) -> int:

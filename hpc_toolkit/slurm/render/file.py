@@ -13,7 +13,7 @@ from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.rundir import files
 from hpc_toolkit.slurm.allowlist import refuse_twice
 from hpc_toolkit.slurm.render.spec import DEFAULTS, FIELDS, OPTIONS, asked, option, shown
-from hpc_toolkit.slurm.render.values import PASSED
+from hpc_toolkit.slurm.render.values import EXCLUSIVE, FLAG, PASSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,18 +188,18 @@ def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
     return template, cluster, found | read_sbatch(found.pop("sbatch", ()))
 
 
-def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
+def read_sbatch(texts: Sequence[str], where: str = "--sbatch") -> dict[str, Any]:
     """The fields that ``--sbatch NAME[=VALUE]`` sets; other names stay in the field ``sbatch``.
 
     Raises RenderError for a name that is given twice or lacks its value.
     """
-    refuse_twice([text.partition("=")[0] for text in texts], "--sbatch")
+    refuse_twice([text.partition("=")[0] for text in texts], where)
     found: dict[str, Any] = {}
     passed = []
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals and needs_value(name):
-            msg = f"--sbatch: {name!r} needs a value"
+            msg = f"{where}: {name!r} needs a value"
             raise RenderError(msg, hint=f"write --sbatch {name}=VALUE")
         if name not in FIELDS:
             passed.append(text)
@@ -214,7 +214,8 @@ def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
 
 def needs_value(name: str) -> bool:
     """Whether this option of sbatch must have a value; False for one that hpctk does not know."""
-    return name in PASSED or (name in FIELDS and DEFAULTS[name.replace("-", "_")] is not False)
+    flags = (FLAG, EXCLUSIVE)
+    return name in PASSED or (name in FIELDS and OPTIONS[name.replace("-", "_")].value not in flags)
 
 
 def _foreign(where: str) -> RenderError:

@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.choice import named_site
 from hpc_toolkit.slurm.clusters.fitting import with_gpus
-from hpc_toolkit.slurm.render.spec import (
-    ARRAYS,
-    OPTIONS,
-    PROGRAMS,
-    QUEUES,
-    RAY,
-    TASKS,
-    TRAININGS,
-    asked,
-    option,
-)
+from hpc_toolkit.slurm.render import spec as s
+from hpc_toolkit.slurm.render.directives import site_of
+from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.system.options import launcher_option
 
 if TYPE_CHECKING:
@@ -33,7 +25,7 @@ if TYPE_CHECKING:
 _STARTERS = re.compile(r"(.*/)?(python[0-9.]*|torchrun|accelerate|srun|mpirun)")
 _EXAMPLE = {
     "command": "hpctk render command --nodes 2 -- python train.py",
-    RAY: "hpctk render ray --nodes 2 -- hpctk work RUN --engine ray --workers 8",
+    s.RAY: "hpctk render ray --nodes 2 -- hpctk work RUN --engine ray --workers 8",
     "train-cpu": "hpctk render train-cpu -- trees.py --depth 6",
     "train-single-gpu": "hpctk render train-single-gpu -- train.py --lr 1",
     "train-multi-gpu": "hpctk render train-multi-gpu --gpus-per-node 4 -- train.py --lr 1",
@@ -47,28 +39,28 @@ CPUS = 64
 
 RANK_RESTARTS = 3
 
-PLAIN = ("command", *TRAININGS)
+PLAIN = ("command", *s.TRAININGS)
 """The templates of which there are plain scripts."""
 
 
 def check_template(spec: ScriptSpec, template: str) -> None:
     """Raise RenderError for options that the template ignores, and for missing required ones."""
-    given = asked(spec)
+    given = s.asked(spec)
     if spec.plain:
         _check_plain(template, given)
     elif spec.python is None:
         msg = "--python: the interpreter on the nodes is unknown"
         raise RenderError(msg, hint="give the absolute path of a Python with hpc_toolkit")
-    if template in PROGRAMS:
+    if template in s.PROGRAMS:
         _check_program(spec, template)
     elif spec.command:
         msg = f"the template {template} cannot run {spec.command[0]!r}"
         raise RenderError(msg, hint="use the template command for other programs")
     for name in given:
-        if template not in OPTIONS[name].templates:
-            why, hint = _unused(OPTIONS[name].templates, template)
-            raise RenderError(f"{option(name)}: {why}", hint=hint)
-    if template in TRAININGS:
+        if template not in s.OPTIONS[name].templates:
+            why, hint = _unused(s.OPTIONS[name].templates, template)
+            raise RenderError(f"{s.option(name)}: {why}", hint=hint)
+    if template in s.TRAININGS:
         _check_training(spec, template)
     _check_container(spec, template)
     _check_array(spec, template)
@@ -96,10 +88,10 @@ def _check_container(spec: ScriptSpec, template: str) -> None:
 
 def _check_program(spec: ScriptSpec, template: str) -> None:
     if not spec.command:
-        what = "a program" if template not in TRAININGS else "a training script"
+        what = "a program" if template not in s.TRAININGS else "a training script"
         msg = f"the template {template} needs {what}"
         raise RenderError(msg, hint=f"write it after --: {_EXAMPLE.get(template, '-- PROGRAM')}")
-    if spec.command[0] == "-m" and template not in TRAININGS:
+    if spec.command[0] == "-m" and template not in s.TRAININGS:
         msg = f"the template {template} cannot start the module {spec.command[1]}"
         raise RenderError(msg, hint=f"add the interpreter: python -m {spec.command[1]}")
 
@@ -107,17 +99,17 @@ def _check_program(spec: ScriptSpec, template: str) -> None:
 def _unused(templates: tuple[str, ...], template: str) -> tuple[str, str]:
     """Why ``template`` does not take an option of ``templates``, and what to do."""
     unused = f"not used by the template {template}"
-    if templates == QUEUES:
+    if templates == s.QUEUES:
         return unused, "leave it out, or pass it as an argument of the program"
-    if templates == ARRAYS:
+    if templates == s.ARRAYS:
         why = f"not supported by the template {template}"
         return why, "use the template array or command"
-    if template == RAY and "command" in templates:
+    if template == s.RAY and "command" in templates:
         why = "the template ray starts one task per node; Ray assigns CPUs and GPUs"
         return why, "leave it out"
-    if template not in TRAININGS:
+    if template not in s.TRAININGS:
         return unused, "leave it out, or render a train-... template"
-    if templates == TASKS:
+    if templates == s.TASKS:
         return "not used by trainings, whose ranks see all GPUs of their node", "leave it out"
     more = "train-multi-gpu" if template == "train-single-gpu" else "train-multi-node"
     return f"{template} runs one process", f"leave it out, or render {more}"
@@ -151,8 +143,8 @@ def _check_plain(template: str, given: dict[str, Any]) -> None:
         msg = f"--plain: the template {template} needs hpctk on the nodes"
         raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(PLAIN)}")
     for name in given:
-        if not OPTIONS[name].plain:
-            msg = f"{option(name)}: not supported by plain scripts"
+        if not s.OPTIONS[name].plain:
+            msg = f"{s.option(name)}: not supported by plain scripts"
             raise RenderError(msg, hint="leave it out, or leave out --plain")
 
 
@@ -206,9 +198,9 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
     per node; requests for other templates are returned unchanged. Raises RenderError for ranks that
     their backend cannot join.
     """
-    if template == RAY:
+    if template == s.RAY:
         return replace(spec, ntasks_per_node=1)
-    if template not in TRAININGS:
+    if template not in s.TRAININGS:
         return spec
     gpus = spec.gpus_per_node or (1 if template == "train-single-gpu" else 0)
     by_rank = spec.launch == BY_RANK
@@ -232,12 +224,16 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
 
 def training_directory(run_dir: str | None, job_name: str) -> str:
     """Return the directory of a training's rendezvous, logs and jobs, relative to its job's."""
-    return run_dir or f"runs/{job_name}"
+    return run_dir or f"runs/{file_name(job_name)}"
 
 
 def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:
-    """Return the training parts of a complete request's script; None for other templates."""
-    if template not in TRAININGS or full.ntasks_per_node is None:
+    """Return the parts of a complete request's script that start a training, or bind a command's
+    tasks; None for other templates."""
+    if template == "command":
+        bound = tuple(f"--srun={word}" for word in _srun_options(full, cluster))
+        return Training(program=full.command, processes=1, options=bound)
+    if template not in s.TRAININGS or full.ntasks_per_node is None:
         return None
     alone = template == "train-cpu"
     launcher = () if alone else ("-P", "-m", "hpc_toolkit", "launch", *_launch_options(full))
@@ -259,7 +255,7 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
 def _srun_options(full: ScriptSpec, cluster: Cluster) -> list[str]:
     names = ("cpu_bind", "mem_bind", "distribution", "hint")
     given = {name: getattr(full, name) for name in names}
-    if cluster.gpu_request == "gpus-per-task" and full.gpus_per_node:
+    if full.launch and full.gpus_per_node and site_of(full, cluster).gpu_request == "gpus-per-task":
         # Otherwise each rank would see only its own GPU, with no direct path to its node's others.
         given["gpu_bind"] = "none"
     return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value]
@@ -312,7 +308,7 @@ def _cpus(full: ScriptSpec, template: str, cluster: Cluster, tasks: int) -> int 
     if template == "train-cpu":
         return site.cpus_per_node or CPUS
     of_a_task = (full.nproc_per_node or 1) // tasks
-    of_a_rank = dict(cluster.defaults).get("cpus_per_task")
+    of_a_rank = dict(site.defaults).get("cpus_per_task")
     if of_a_rank:
         return int(of_a_rank) * of_a_task
     shared = full.gpus_per_node and site.cpus_per_node and site.gpus_per_node

@@ -21,15 +21,8 @@ import jinja2
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import HpcToolkitError, RenderError, near_miss
 from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render import file as scripts
 from hpc_toolkit.slurm.render.directives import complete, directive_text, directives
-from hpc_toolkit.slurm.render.file import (
-    command_line,
-    origin,
-    read_header,
-    read_script,
-    sha256,
-    sign,
-)
 from hpc_toolkit.slurm.render.kinds import check_template, plain_words, prepared, training
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.surroundings import surroundings
@@ -91,14 +84,14 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     )
     file = ("plain" if full.plain else template) + _SUFFIX
     around = surroundings(full, cluster, options, template, trained)
-    command = command_line(spec, template, cluster.argument or cluster.file)
+    command = scripts.command_line(spec, template, cluster.argument or cluster.file)
     values = {
         "version": __version__,
         "command": [_comment_text(shlex.quote(word)) for word in command],
         "template": template,
-        "template_sha256": sha256("".join(_lineage(file)))[:_SHORT],
+        "template_sha256": scripts.sha256("".join(_lineage(file)))[:_SHORT],
         "cluster": cluster.name,
-        "cluster_sha256": sha256(json.dumps(cluster.stated(), sort_keys=True))[:_SHORT],
+        "cluster_sha256": scripts.sha256(json.dumps(cluster.stated(), sort_keys=True))[:_SHORT],
         "doubt": "" if cluster.verified or not cluster.source else " (facts not verified)",
         "directives": options,
         "around": around,
@@ -107,7 +100,7 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
         "several": template == "train-multi-node",
         "words": tuple(quoted),
     }
-    return sign(fill(file, values))
+    return scripts.sign(fill(file, values))
 
 
 def fill(file: str, values: dict[str, Any]) -> str:
@@ -250,12 +243,12 @@ def check_drift(path: Path) -> Drift:
     """
     script = ""
     try:
-        script = read_script(path)
-        header = read_header(script, str(path))
+        script = scripts.read_script(path)
+        header = scripts.read_header(script, str(path))
     except RenderError as error:
         reason = error.message.removeprefix(f"{path}: ")
         return Drift(file=str(path), reasons=(reason,), script=script, rendered=None)
-    edited = origin(script) == "edited"
+    edited = scripts.origin(script) == "edited"
     reasons = ["edited by hand"] if edited else []
     try:
         cluster = load_cluster(header.cluster)
@@ -265,7 +258,7 @@ def check_drift(path: Path) -> Drift:
         reasons.append(f"its request is refused now: {error.message}")
         return Drift(file=str(path), reasons=tuple(reasons), script=script, rendered=None)
     if script != rendered:
-        reasons += _changes(header, read_header(rendered, str(path))) or (
+        reasons += _changes(header, scripts.read_header(rendered, str(path))) or (
             [] if reasons else ["rendered differently"]
         )
     return Drift(file=str(path), reasons=tuple(reasons), script=script, rendered=rendered)

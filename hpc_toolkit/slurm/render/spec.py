@@ -7,6 +7,7 @@ no later step sees a value that a shell could misread.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -38,6 +39,9 @@ ARRAYS = ("array", "command")
 
 TASKS = (*QUEUES, "command")
 """Templates whose ranks are Slurm's tasks."""
+
+BOUND = ("command", *TRAININGS)
+"""Templates that bind the tasks of one program."""
 
 _ALL = (*QUEUES, *PROGRAMS)
 _WITH_GPUS = tuple(one for one in _ALL if one != "train-cpu")
@@ -145,11 +149,11 @@ class ScriptSpec:
         excludes=("mem_per_gpu",), site=2))
     mem_per_gpu: int | None = _field(None, Row("", v.MEMORY, "Memory per GPU.", "SIZE", directive=1,
         needs="gpus_per_node", site=2))
-    exclusive: bool | str = _field(False, Row("", v.EXCLUSIVE,
+    exclusive: bool | str | None = _field(None, Row("", v.EXCLUSIVE,
         "Keep other jobs off the nodes; user, mcs or topo (24.05): only those of others.",
         "WHO", directive=1, excludes=("oversubscribe",)))
-    oversubscribe: bool = _field(False, Row("", v.FLAG, "Let other jobs use the same CPUs.", "",
-        directive=1))
+    oversubscribe: bool | None = _field(None, Row("", v.FLAG,
+        "Let other jobs use the same CPUs.", "", directive=1))
     time: int | None = _field(None, Row(RESOURCES, v.WALLTIME,
         "Time limit, e.g. 4:00:00 or 4h; a plain number is minutes.", "TIME", directive=1,
         site=1))
@@ -172,13 +176,13 @@ class ScriptSpec:
         "Number added to the array index. [default: 0]", "N", plain=False))
     dependency: str | None = _field(None, Row(SCHEDULING, v.DEPENDENCY,
         "Jobs to wait for: afterok:JOB, afterany:JOB ...", directive=1))
-    kill_on_invalid_dep: bool = _field(True, Row("", v.FLAG,
+    kill_on_invalid_dep: bool | None = _field(None, Row("", v.FLAG,
         "no: leave the job pending if its dependency can never be met.", "no", directive=1))
     output: str | None = _field(None, Row(JOB, v.LOG, "The log. [default: slurm/logs/%x-%j.out]",
         "PATTERN", directive=4))
     error: str | None = _field(None, Row("", v.LOG, "A log for stderr alone.", "PATTERN",
         directive=4))
-    open_mode: str = _field("append", Row("", text("append|truncate", "append or truncate"),
+    open_mode: str | None = _field(None, Row("", text("append|truncate", "append or truncate"),
         "Whether a requeued job appends to its log or empties it.", directive=3))
     chdir: str | None = _field(None, Row("", v.DIRECTORY, "Working directory of the job.", "DIR",
         directive=4))
@@ -237,16 +241,16 @@ class ScriptSpec:
         "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR", needs="stage",
         templates=TRAININGS, plain=False))
     cpu_bind: str | None = _field(None, Row(TRAINING, v.CPU_BIND,
-        "CPUs of each task: 'srun --cpu-bind'.", "WHAT", excludes=("hint",), templates=TRAININGS))
+        "CPUs of each task: 'srun --cpu-bind'.", "WHAT", excludes=("hint",), templates=BOUND))
     mem_bind: str | None = _field(None, Row(TRAINING, v.MEM_BIND,
-        "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT", templates=TRAININGS))
+        "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT", templates=BOUND))
     numa_binding: str | None = _field(None, Row(TRAINING,
         text("node", "node: each rank runs on the CPUs of its GPU's NUMA node"),
         "node: bind each rank to the CPUs near its GPU.", "MODE", templates=_LAUNCHED, plain=False))
     distribution: str | None = _field(None, Row(TRAINING, v.DISTRIBUTION,
-        "Order of the tasks: 'srun --distribution'.", "HOW", templates=TRAININGS))
+        "Order of the tasks: 'srun --distribution'.", "HOW", templates=BOUND))
     hint: str | None = _field(None, Row(TRAINING, v.HINT,
-        "nomultithread, memory_bound ...: 'srun --hint'.", "WORD", templates=TRAININGS))
+        "nomultithread, memory_bound ...: 'srun --hint'.", "WORD", templates=BOUND))
     command: tuple[str, ...] = _field((), Row(_ARGUMENTS, v.PROGRAM,
         "Program and arguments; of a training the script and its arguments."))
     # fmt: on
@@ -348,6 +352,7 @@ def _check_together(spec: ScriptSpec) -> None:
             msg = f"{option(name)} needs {option(needed)}"
             hint = f"add {option(needed)} {OPTIONS[needed].metavar}, or leave it out"
             raise RenderError(msg, hint=hint)
+    _check_logs(spec)
     if spec.ntasks is None:
         return
     if spec.ntasks < spec.nodes:
@@ -358,3 +363,10 @@ def _check_together(spec: ScriptSpec) -> None:
         msg = f"--sbatch ntasks: {spec.ntasks} are more than"
         msg += f" --nodes x --ntasks-per-node, at most {most}"
         raise RenderError(msg, hint="leave out --ntasks-per-node, or request more nodes")
+
+
+def _check_logs(spec: ScriptSpec) -> None:
+    for name in ("output", "error"):
+        if "/" in spec.job_name and re.search("%[0-9]*x", getattr(spec, name) or ""):
+            msg = f"{option(name)}: %x is the job's name, whose '/' would name a directory"
+            raise RenderError(msg, hint="leave out %x, or the '/' in --job-name")

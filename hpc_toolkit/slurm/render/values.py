@@ -12,29 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import (
-    check_bind,
-    check_command,
-    check_count,
-    check_match,
-    check_module,
-    check_names,
-    check_staged,
-    check_variable,
-    refusal,
-    refuse_twice,
-    setup_words,
-)
-from hpc_toolkit.system.quantities import (
-    MAX_SIZE_BYTES,
-    MAX_WALLTIME_S,
-    format_mem,
-    format_seconds,
-    format_walltime,
-    parse_duration,
-    parse_mem_mib,
-    parse_walltime,
-)
+from hpc_toolkit.slurm import allowlist as allow
+from hpc_toolkit.slurm.allowlist import refusal
+from hpc_toolkit.system import quantities as q
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,7 +59,7 @@ _CPU_BIND = rf"(verbose,)?(none|threads|cores|sockets|ldoms|(map|mask)_(cpu|ldom
 _MEM_BIND = rf"(verbose,)?(none|local|(map|mask)_mem:{_WHERE})(,prefer)?(,sort)?"
 _INSIDE = r"\*|block|cyclic|fcyclic"
 _DISTRIBUTION = rf"(\*|block|cyclic|plane=[1-9][0-9]{{0,3}})(:({_INSIDE})){{0,2}}(,(No)?Pack)?"
-_GRES = r"(?!(?i:gpu)\b)[A-Za-z_][\w.-]{0,63}(:[A-Za-z_][\w.-]{0,63})?(:[0-9]{1,9}[KMGT]?)?"
+_GRES = r"(?!(?i:gpu)\b)[A-Za-z_][\w.-]{0,63}(:[A-Za-z_][\w.-]{0,63})?(:[0-9]{1,9}[kmgtpKMGTP]?)?"
 ABSOLUTE = f"/.{{1,{_PATH_MAX - 1}}}"
 NO_OPTION = f"[^-].{{0,{_PATH_MAX - 1}}}"
 # No colon, which separates the directories of PATH.
@@ -95,6 +75,7 @@ PASSED_ALONE = ("get-user-env", "hold", "nice", "propagate", "spread-job")
 
 _UNSUPPORTED = {
     **dict.fromkeys(("gpus", "gpus-per-socket"), "use --gpus-per-node"),
+    "cpu-bind": "use --cpu-bind, which srun gets",
     "gpus-per-task": "use --gpus-per-node with --isolate-gpus",
     "tasks-per-node": "use --ntasks-per-node",
     "tres-per-task": "use --gpus-per-node and --cpus-per-task",
@@ -145,6 +126,11 @@ def _range(first: int, last: int | None = None, step: int = 1) -> range:
     return range(first, (first if last is None else last) + 1, step) if step else range(0)
 
 
+def file_name(job_name: str) -> str:
+    """Return a job's name as the name of a file; different names may give the same file."""
+    return re.sub("[^A-Za-z0-9._-]", "_", job_name)
+
+
 def check_dependency(text: str, where: str) -> None:
     """Raise unless all parts of ``text`` are conditions, joined by only one kind of separator."""
     parts = re.split("[,?]", text)
@@ -178,7 +164,7 @@ def check_passed(texts: tuple[str, ...], where: str, own: Mapping[str, str]) -> 
         if name == "input":
             # Slurm reads this path like that of --output; a bad path fails the job without a log.
             LOG.check(value, f"{where} input")
-    refuse_twice([one.partition("=")[0] for one in texts], where)
+    allow.refuse_twice([one.partition("=")[0] for one in texts], where)
 
 
 class Value(NamedTuple):
@@ -196,20 +182,20 @@ class Value(NamedTuple):
 
 def count(lowest: int, highest: int) -> Value:
     """A whole number; no cluster needs more than ``highest``."""
-    return Value(lambda value, where: check_count(value, (lowest, highest), where), int)
+    return Value(lambda value, where: allow.check_count(value, (lowest, highest), where), int)
 
 
 def text(pattern: str, wanted: str) -> Value:
     """A text that ``pattern`` matches completely; ``wanted`` describes it in hints."""
-    return Value(lambda value, where: check_match(value, pattern, wanted, where))
+    return Value(lambda value, where: allow.check_match(value, pattern, wanted, where))
 
 
 def path(pattern: str, wanted: str) -> Value:
     """A path of this kind in which no name is longer than a file system takes."""
 
     def check(value: Any, where: str) -> None:
-        check_match(value, pattern, wanted, where)
-        check_names(value, where)
+        allow.check_match(value, pattern, wanted, where)
+        allow.check_names(value, where)
 
     return Value(check)
 
@@ -251,12 +237,12 @@ def _checked_text(check: Callable[[str, str], object]) -> Value:
 
 def _check_variables(pairs: tuple[tuple[str, str], ...], where: str) -> None:
     for name, value in pairs:
-        check_variable(name, value, where)
+        allow.check_variable(name, value, where)
 
 
 def _check_program(words: tuple[str, ...], _where: str) -> None:
     if words:
-        check_command(words)
+        allow.check_command(words)
 
 
 def _yes_or_no(word: str) -> bool | str:
@@ -269,30 +255,33 @@ def _variable(word: str) -> tuple[str, str]:
 
 
 def _duration_s(given: str, *, where: str) -> int:
-    return math.ceil(parse_duration(given, where=where))
+    return math.ceil(q.parse_duration(given, where=where))
 
 
 def _node_memory(given: str, *, where: str) -> int:
-    return NO_MEMORY if given == "none" else parse_mem_mib(given, where=where, zero=True)
+    return NO_MEMORY if given == "none" else q.parse_mem_mib(given, where=where, zero=True)
 
 
 def _show_node_memory(mib: int) -> str:
-    return "none" if mib == NO_MEMORY else format_mem(mib)
+    return "none" if mib == NO_MEMORY else q.format_mem(mib)
 
 
-_SECONDS = count(1, MAX_WALLTIME_S).check
-_MOST_MIB = MAX_SIZE_BYTES // 2**20
+_SECONDS = count(1, q.MAX_WALLTIME_S).check
+_MOST_MIB = q.MAX_SIZE_BYTES // 2**20
 
 FLAG = Value(_check_flag, _yes_or_no)
 EXCLUSIVE = Value(_check_exclusive, _yes_or_no)
-WALLTIME = Value(_SECONDS, str, parse_walltime, format_walltime)
-DURATION = Value(_SECONDS, str, _duration_s, format_seconds)
-MEMORY = Value(count(1, _MOST_MIB).check, str, parse_mem_mib, format_mem)
+WALLTIME = Value(_SECONDS, str, q.parse_walltime, q.format_walltime)
+DURATION = Value(_SECONDS, str, _duration_s, q.format_seconds)
+MEMORY = Value(count(1, _MOST_MIB).check, str, q.parse_mem_mib, q.format_mem)
 NODE_MEMORY = Value(count(NO_MEMORY, _MOST_MIB).check, str, _node_memory, _show_node_memory)
 LOG = Value(_check_log)
 ARRAY = _checked_text(parse_array)
 DEPENDENCY = _checked_text(check_dependency)
-NAME = text("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "at most 64 letters, digits, '.', '_' and '-'")
+NAME = text(
+    r"[A-Za-z0-9](?:[A-Za-z0-9._/:=,+@ -]{0,62}[A-Za-z0-9._/:=,+@-])?",
+    "at most 64 letters, digits, blanks and . _ - / : = , + @",
+)
 HOSTS = text("[A-Za-z0-9][A-Za-z0-9_.,\\[\\]-]{0,4095}", "host names such as n1,n[3-5]")
 GPU_TYPE = text("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a type of GPU such as l40s")
 GPU_BIND = text(_GPU_BIND, "closest, none, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST")
@@ -302,7 +291,7 @@ GRES = text(
 )
 SIGNALLED = "B:USR1@"
 """The script's signal is ``system.processes.WARNING``, which templates/base.sbatch.j2 traps."""
-SIGNAL = text(f"{SIGNALLED}[1-9][0-9]{{0,4}}", f"{SIGNALLED}SECONDS, the script handles no other")
+SIGNAL = text("B:(SIG)?USR1@[1-9][0-9]{0,4}", f"{SIGNALLED}SECONDS, the script handles no other")
 DIRECTORY = path(
     rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
     "an absolute directory without backslashes or patterns such as %j",
@@ -316,9 +305,9 @@ HINT = text(
     "compute_bound|memory_bound|multithread|nomultithread",
     "compute_bound, memory_bound, multithread or nomultithread",
 )
-MODULES = _each(check_module)
-COMMANDS = _each(setup_words)
-BINDS = _each(check_bind)
-STAGED = Value(check_staged)
+MODULES = _each(allow.check_module)
+COMMANDS = _each(allow.setup_words)
+BINDS = _each(allow.check_bind)
+STAGED = Value(allow.check_staged)
 VARIABLES = Value(_check_variables, _variable)
 PROGRAM = Value(_check_program)

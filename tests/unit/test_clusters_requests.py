@@ -1,0 +1,467 @@
+"""What a drafted cluster file makes of a request: one row for each request of a site."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
+from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.slurm.clusters.facts import parse_cluster
+from hpc_toolkit.slurm.clusters.nodes import format_count, read_gres
+from hpc_toolkit.slurm.clusters.rights import ASSOCIATION, QOS, User, parse_rows
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import read_spec
+from hpc_toolkit.submit.submission import of_request
+from tests.hostile import HOSTILE
+from tests.sites import Site, invented
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.slurm.clusters.draft import SlurmFacts
+
+ROWS = """Cluster|Account|Partition|QOS|Def QOS|MaxSubmit
+site|Lab||normal,over,long|normal|40
+"""
+LIMITS = """Name|Flags|MaxWall|MaxTRES|MaxTRESPU|GrpTRES|MaxSubmitPU
+normal|||||node=6|30
+over|OverPartQOS||node=9||||
+long|PartitionTimeLimit|7-00:00:00||||
+few|||node=3||||
+"""
+KNOWN = User(
+    groups=frozenset({"users"}),
+    host="login1",
+    associations=parse_rows(ROWS, ASSOCIATION),
+    qos=parse_rows(LIMITS, QOS),
+)
+
+
+def made(*records: str, config: str = "", user: User | None = None) -> SlurmFacts:
+    """A site of partitions and of nodes, which have ``CPUTot``."""
+    nodes = [one for one in records if "CPUTot" in one]
+    found = invented("site", [one for one in records if one not in nodes], nodes, config)
+    return replace(found, user=user) if user else found
+
+
+LINEAR = "SelectType = select/linear\n"
+SITES = {
+    "features": made(
+        "all Default=YES",
+        "4*NodeName=a CPUTot=64 RealMemory=256000 Gres=gpu:a100:4 Partitions=all"
+        " AvailableFeatures=ib,milan",
+        "2*NodeName=b CPUTot=64 RealMemory=128000 Gres=gpu:v100:4 Partitions=all"
+        " AvailableFeatures=eth,rome",
+        "2*NodeName=s CPUTot=32 RealMemory=128000 Gres=gpu:a100:2,gpu:a100_1g.5gb:14"
+        " Partitions=all AvailableFeatures=ib,parts",
+    ),
+    "cpu limit": made(
+        "thin Default=YES MaxMemPerCPU=2000",
+        "thick",
+        "4*NodeName=n CPUTot=16 RealMemory=128000 Partitions=thin",
+        "4*NodeName=m CPUTot=16 RealMemory=256000 Partitions=thick",
+    ),
+    "gres": made(
+        "all Default=YES",
+        "2*NodeName=d CPUTot=64 RealMemory=256000 Gres=tmpfs:100G,nvme:fast:2,nvme:slow:4"
+        " Partitions=all",
+        "3*NodeName=e CPUTot=64 RealMemory=256000 Gres=nvme:fast:1,lustre:no_consume:4K"
+        " Partitions=all",
+    ),
+    "untyped": made(
+        "all Default=YES",
+        "2*NodeName=u CPUTot=32 RealMemory=128000 Gres=gpu:4 Partitions=all",
+        "NodeName=t CPUTot=32 RealMemory=128000 Gres=gpu:A100:4 Partitions=all",
+    ),
+    "deny": made(
+        "open Default=YES DenyAccounts=banned,none DenyQos=Scavenge MaxNodes=3",
+        "some AllowQos=short,normal",
+        "own QoS=few",
+        "free MaxNodes=6",
+        "8*NodeName=n CPUTot=32 RealMemory=128000 Partitions=open,some,own,free",
+    ),
+    "qos": made(
+        "main Default=YES QoS=few MaxTime=1-00:00:00 AllowAccounts=lab,physics",
+        "20*NodeName=n CPUTot=32 RealMemory=128000 Partitions=main",
+        user=KNOWN,
+    ),
+    "linear": made(
+        "cpu Default=YES",
+        "shared OverSubscribe=FORCE:4",
+        "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=cpu,shared",
+        config=LINEAR,
+    ),
+    "whole": made(
+        "part Default=YES",
+        "whole OverSubscribe=EXCLUSIVE",
+        "4*NodeName=n CPUTot=32 RealMemory=128000 Gres=gpu:a100:4 Partitions=part,whole",
+        "2*NodeName=m CPUTot=32 RealMemory=128000 Gres=gpu:a100:8 Partitions=whole",
+    ),
+}
+
+OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
+    # A constraint leaves only complete GPUs, so that no type is needed.
+    ("features", "--gpus-per-node 2 --sbatch constraint=milan|rome", {"gpus-per-node": "2"}),
+    ("features", "--gpus-per-node 2 --sbatch constraint=ib", {"gpus-per-node": "a100:2"}),
+    ("features", "--gpus-per-node 2 --mem 200G", {"gpus-per-node": "a100:2"}),
+    ("features", "--gpus-per-node 2", {"gpus-per-node": "a100:2"}),
+    # [a|b]: all nodes have the same one; a*2: the others may have none of it.
+    ("features", "--nodes 6 --sbatch constraint=milan|rome", {"nodes": "6"}),
+    ("features", "--nodes 5 --sbatch constraint=[milan|rome]", r"nodes at most 4 \(a100x4\)"),
+    ("features", "--nodes 6 --sbatch constraint=milan*4", {"constraint": "milan*4"}),
+    ("features", "--nodes 6 --sbatch constraint=rome*3", r"rome\*3 .* on 2 nodes"),
+    ("features", "--nodes 3 --sbatch constraint=[(ib&milan)*2&rome*1]", {"nodes": "3"}),
+    ("features", "--nodes 5 --sbatch constraint=(ib&milan)|parts", {"nodes": "5"}),
+    # Slurm reads from left to right.
+    ("features", "--nodes 4 --sbatch constraint=parts|milan&rome", "parts.milan&rome is not what"),
+    ("features", "--sbatch constraint=!milan", "constraint: '!milan' is not accepted"),
+    # 16 CPUs with 2000M are too little.
+    ("cpu limit", "--mem 30000M", {"partition": "thin", "cpus-per-task": "15"}),
+    ("cpu limit", "--mem 33000M", {"partition": "thick", "cpus-per-task": "1"}),
+    ("cpu limit", "--ntasks-per-node 3 --mem 32000M", {"partition": "thick"}),
+    ("gres", "--nodes 2 --sbatch gres=tmpfs:100G", {"gres": "tmpfs:100G"}),
+    ("gres", "--nodes 3 --sbatch gres=tmpfs:90G", r"nodes at most 2 \("),
+    ("gres", "--sbatch gres=tmpfs:101G", "101G .* a node has at most 100G"),
+    ("gres", "--sbatch gres=tmpfs:2t", "2T .* a node has at most 100G"),
+    ("gres", "--nodes 5 --sbatch gres=nvme:fast:1", {"nodes": "5"}),
+    ("gres", "--nodes 3 --sbatch gres=nvme:fast:2", r"nodes at most 2 \("),
+    ("gres", "--nodes 2 --sbatch gres=nvme:6", {"nodes": "2"}),
+    ("gres", "--sbatch gres=lustre:5k", "a node has at most 4K"),
+    # Slurm gives no type to GPUs without one, and tells A100 from a100.
+    ("untyped", "--gpus-per-node a100:2", {"gpus-per-node": "A100:2"}),
+    ("untyped", "--nodes 2 --gpus-per-node A100:2", r"nodes at most 1 \(A100x4\)"),
+    ("untyped", "--gpus-per-node v100:1", "--gpu-type: v100 .*its GPUs are without a type, A100"),
+    ("untyped", "--nodes 3 --gpus-per-node 2", {"gpus-per-node": "2"}),
+    ("deny", "--partition open --account Banned", "Banned is not for site .*denied_accounts"),
+    ("deny", "--partition open --qos scavenge", "scavenge is not for site .*denied_qos"),
+    # Those whose QOS must be named, or has unknown limits, come after the others.
+    ("deny", "--nodes 2 --qos normal", {"partition": "open"}),
+    ("deny", "--nodes 2", {"partition": "open"}),
+    ("deny", "--nodes 5", {"partition": "free"}),
+    ("deny", "--nodes 7 --qos normal", {"partition": "some"}),
+    ("deny", "--nodes 7 --qos other", {"partition": "own"}),
+    ("qos", "--nodes 4 --account LAB", r"--nodes: 4 .*qos\.few: nodes at most 3"),
+    ("qos", "--nodes 7 --qos over", {"nodes": "7"}),
+    ("qos", "--nodes 10 --qos OVER", r"--nodes: 10 .*qos\.over: nodes at most 9"),
+    ("qos", "--qos long --time 3-0", {"time": "3-00:00:00"}),
+    ("qos", "array --array 0-30", r"31 jobs .*qos\.normal: at most 30"),
+    ("whole", "--gpus-per-node A100:2", {"gpus-per-node": "a100:2"}),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "expected"), OPTIONS_OR_REFUSAL)
+def test_a_request_gives_the_right_options_or_a_refusal(
+    tmp_path: Path, name: str, words: str, expected: dict[str, str | None] | str
+) -> None:
+    found = Site(SITES[name], tmp_path)
+    if isinstance(expected, str):
+        refused = found.refusal(words)
+        assert re.search(expected, f"{refused.message} {refused.hint}"), refused
+    else:
+        options = found.options(words)
+        assert {key: options.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said", "unsaid"),
+    [
+        ("features", "--gpus-per-node 4 --sbatch constraint=ib", "4 a100", "other types"),
+        ("features", "--gpus-per-node 2", "other types that fit: v100", "1g.5gb"),
+        # Two nodes have v100, with less memory.
+        ("features", "--nodes 3 --gpus-per-node 2", "3 nodes", "other types"),
+        ("features", "--gpus-per-node 2 --mem 200G", "a100", "other types"),
+        ("deny", "--partition opne", "not checked: site lists no partition opne", "fit"),
+        ("deny", "--partition open,x", "not checked: site lists no partition x", "open,"),
+        ("deny", "--partition open", "1.00 node-hours", "not checked"),
+        ("linear", "--partition cpu --nodes 2", "complete nodes are billed", "GPU"),
+        ("linear", "--partition shared", "1.00 node-hours", "billed"),
+        # A job of two GPUs may get, and pays for, a node of eight.
+        ("whole", "--partition whole --gpus-per-node 2", "8.00 GPU-hours; nodes", "2.00"),
+        ("whole", "--partition part --gpus-per-node 2", "2.00 GPU-hours", "billed"),
+        ("whole", "--partition part --gpus-per-node 2 --sbatch exclusive", "4.00 GPU-h", "2.00"),
+        ("whole", "--partition part --sbatch exclusive", "complete nodes are billed", "1.00 node"),
+        ("whole", "--partition part --gpus-per-node 2 --sbatch exclusive=user", "2.00", "billed"),
+    ],
+)
+def test_the_note_of_a_request_says_what_is_true(
+    tmp_path: Path, name: str, words: str, said: str, unsaid: str
+) -> None:
+    note = Site(SITES[name], tmp_path).note(words).partition("requests ")[2]
+
+    assert said in note
+    assert unsaid not in note
+
+
+def test_a_plan_bills_complete_nodes_where_all_partitions_give_them(tmp_path: Path) -> None:
+    site = parse_cluster(Site(SITES["whole"], tmp_path).text, file="s.toml", name="s")
+
+    found = {gpus: node_of(site, Worker(), gpus=gpus) for gpus in (2, 6)}
+    assert [(one.gpus, one.workers) for one in found.values()] == [(2, 2), (8, 6)]
+    assert ["complete nodes are billed" in one.why for one in found.values()] == [False, True]
+    priced = replace(site, price_per_gpu_hour=2.0)
+    assert node_of(priced, Worker(), gpus=6).price_per_hour == 16.0
+
+
+def test_several_submissions_count_against_the_number_of_jobs(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from hpc_toolkit.cli import submit
+    from hpc_toolkit.cli.help import Commands
+
+    app = Commands(help="")
+    submit.register(app)
+    site = Site(SITES["qos"], tmp_path)
+    for jobs, refused in ((31, True), (30, False)):
+        argv = ["submit", "command", "--cluster", str(site.file), "--jobs", str(jobs), "--dry-run"]
+        done = CliRunner().invoke(app, [*argv, "--", "true"])
+        said = str(done.exception)
+        assert ("--jobs: 31 jobs are more than a user of site may" in said) is refused, said
+
+
+@pytest.mark.parametrize(
+    ("text", "read", "written"),
+    [
+        ("nvme", [("nvme", "", 1)], "1"),
+        ("tmpfs:100G", [("tmpfs", "", 100 * 1024**3)], "100G"),
+        ("a:b:no_consume:2k", [("a", "b", 2048)], "2K"),
+        ("gpu:1g.5gb:3(S:0),gpu:1g.5gb:4(S:1)", [("gpu", "1g.5gb", 7)], "7"),
+        ("a:x", [("a", "x", 1)], "1"),
+        ("a:1536", [("a", "", 1536)], "1536"),
+        ("a:0", [("a", "", 0)], "0"),
+    ],
+)
+def test_amounts_of_resources_are_read_with_their_units(
+    text: str, read: list[tuple[str, str, int]], written: str
+) -> None:
+    assert read_gres(text) == read
+    assert format_count(read[0][2]) == written
+
+
+MORE = ("licenses=x", "open-mode=append", "constraint=eth")
+DEFAULTS = """
+max_walltime = "2-00:00:00"
+gpus_per_node = 4
+cpus_per_node = 64
+mem_per_node = "512G"
+[defaults]
+time = "2h"
+mem_per_gpu = "16G"
+[defaults.sbatch]
+hint = "nomultithread"
+exclusive = true
+licenses = "scratch:1"
+image = "docker:ubuntu:22.04"
+export = "NONE"
+clusters = "alex"
+open-mode = "truncate"
+nice = 10
+constraint = "ib"
+[[partitions]]
+name = "big"
+[partitions.defaults]
+time = "3h"
+mem = "none"
+[partitions.defaults.sbatch]
+hint = "multithread"
+exclusive = false
+gres-flags = "enforce-binding"
+[[partitions]]
+name = "plain"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "--partition plain --gpus-per-node 1",
+            {
+                "hint": "nomultithread",
+                "exclusive": "",
+                "licenses": "scratch:1",
+                "nice": "10",
+                "image": "docker:ubuntu:22.04",
+                "export": "NONE",
+                "clusters": "alex",
+                "open-mode": "truncate",
+                "constraint": "ib",
+                "time": "02:00:00",
+                "mem-per-gpu": "16G",
+                "gres-flags": None,
+            },
+        ),
+        # A default of memory per GPU does not stop a job without GPUs.
+        ("--partition plain", {"mem-per-gpu": None, "mem": "8G"}),
+        (
+            "--partition big --gpus-per-node 1",
+            {
+                "hint": "multithread",
+                "exclusive": None,
+                "time": "03:00:00",
+                "mem": None,
+                "mem-per-gpu": None,
+                "licenses": "scratch:1",
+                "gres-flags": "enforce-binding",
+            },
+        ),
+        (
+            "--partition big --time 1h --mem 4G"
+            + "".join(f" --sbatch {one}" for one in ("hint=memory_bound", "exclusive", *MORE)),
+            {
+                "hint": "memory_bound",
+                "exclusive": "",
+                "time": "01:00:00",
+                "mem": "4G",
+                "licenses": "x",
+                "open-mode": "append",
+                "constraint": "eth",
+            },
+        ),
+        ("--partition plain --sbatch exclusive=no", {"exclusive": None, "hint": "nomultithread"}),
+        ("--partition plain --sbatch oversubscribe", {"exclusive": None, "oversubscribe": ""}),
+        ("--partition big,plain", {"hint": "nomultithread", "exclusive": ""}),
+        ("train-cpu --partition plain --hint compute_bound -- t.py", {"hint": None, "nice": "10"}),
+    ],
+)
+def test_the_command_line_wins_over_a_partition_and_that_over_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, expected: dict[str, str | None]
+) -> None:
+    found = Site(SITES["linear"], tmp_path)
+    found.file.write_text(DEFAULTS, encoding="utf-8")
+
+    options = found.options(words)
+    assert {key: options.get(key) for key in expected} == expected
+    if "--time" not in words:
+        monkeypatch.setenv("HPCTK_TIME", "30")
+        assert found.options(words)["time"] == "00:30:00"
+
+
+@pytest.mark.parametrize("table", ["[defaults.sbatch]", "[partitions.defaults.sbatch]"])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("wrap = 'rm -r x'", "'wrap' is not supported"),
+        ("test-only = true", "'test-only' is not supported"),
+        ("gpus = 4", "'gpus' is not supported"),
+        ("node = 4", "sbatch may read 'node' as 'nodelist'"),
+        ("'no such' = 4", "is not accepted"),
+        ("N = 4", "'N=4' is not accepted"),
+        ("hint = 1.5", "text, a whole number, true or false"),
+        ("hint = ['a']", "text, a whole number, true or false"),
+        ("ntasks = 4", "some templates do not have it"),
+        ("time = '4 x'", "'4 x' is not a time limit"),
+        ("exclusive = 'sometimes'", "'sometimes' is not accepted"),
+        ("constraint = 'a b'", "is not accepted"),
+        ("licenses = true", "'licenses' needs a value"),
+        ('comment = "a\\n#SBATCH --x"', "is not accepted"),
+    ],
+)
+def test_options_that_sbatch_must_not_get_are_refused_with_their_place(
+    table: str, line: str, message: str
+) -> None:
+    text = f"[[partitions]]\nname = 'a'\n{table}\n{line}\n"
+    with pytest.raises(HpcToolkitError) as caught:
+        parse_cluster(text, file="s.toml", name="s")
+
+    assert message in f"{caught.value.message} {caught.value.hint}"
+    assert re.match(r"s\.toml: .*defaults", caught.value.message)
+
+
+def test_hostile_defaults_are_refused_or_one_quoted_word() -> None:
+    taken = 0
+    for text in HOSTILE:
+        for option in ("hint", "comment", "image", "constraint"):
+            value = "".join(f"\\U{ord(one):08X}" for one in text)
+            try:
+                site = parse_cluster(
+                    f'[defaults.sbatch]\n{option} = "{value}"\n', file="s.toml", name="s"
+                )
+                script = render_script(read_spec({"python": "/p"}), site)
+            except HpcToolkitError:
+                continue
+            taken += 1
+            line = next(one for one in script.splitlines() if f"#SBATCH --{option}=" in one)
+            shown = line.partition("=")[2]
+            inside = re.sub(r"\\(.)", r"\1", shown[1:-1]) if shown[:1] == '"' else shown
+            assert inside == text
+            assert shown[:1] == '"' or re.fullmatch(r"[A-Za-z0-9_./:@%+=,-]*", shown)
+    assert taken > 100
+
+
+@pytest.mark.parametrize(
+    ("form", "words", "expected"),
+    [
+        ("none", "--gpus-per-node A100:2", {"gres": None}),
+        ("gpus", "--nodes 2 --gpus-per-node a100:2", {"gpus": "A100:4"}),
+        ("gpus-per-task", "--gpus-per-node a100:2", {"gpus-per-task": "A100:1"}),
+        ("gpus-per-node", "--gpus-per-node a100:2", {"gpus-per-node": "A100:2"}),
+        ("gres", "--gpus-per-node a100:2 --sbatch gres=x:1", {"gres": "gpu:A100:2,x:1"}),
+    ],
+)
+@pytest.mark.parametrize("where", ["cluster", "partition"])
+def test_gpus_are_requested_in_the_form_of_the_cluster_or_the_partition(
+    tmp_path: Path, where: str, form: str, words: str, expected: dict[str, str | None]
+) -> None:
+    found = Site(SITES["untyped"], tmp_path)
+    line = f'gpu_request = "{form}"'
+    if where == "cluster":
+        found.edit('gpu_request = "gpus-per-node"', line)
+    else:
+        found.edit('name = "all"', f'name = "all"\n{line}')
+    if "--nodes 2" in words:
+        found.edit("A100x4 = 1", "A100x4 = 2")
+
+    options = found.options(words)
+    forms = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
+    assert {key: options[key] for key in forms if key in options} == {
+        key: value for key, value in expected.items() if value
+    }
+    # Of the eight CPUs that belong to each GPU.
+    assert options["cpus-per-task"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("fields", "option", "written"),
+    [
+        ({"job_name": "run 7/b: lr=0.1, x"}, "job-name", '"run 7/b: lr=0.1, x"'),
+        ({"job_name": "a@b+c"}, "job-name", "a@b+c"),
+        ({"signal": "B:SIGUSR1@120"}, "signal", "B:SIGUSR1@120"),
+        ({"gres": "tmpfs:100G"}, "gres", "tmpfs:100G"),
+        ({"gres": "nvme:fast:2k"}, "gres", "nvme:fast:2k"),
+        ({"constraint": "[(a&b)*2&c*1]"}, "constraint", '"[(a&b)*2&c*1]"'),
+        ({"constraint": "a|b&c"}, "constraint", '"a|b&c"'),
+        ({"nodelist": "n[1-3,7],r[0-1]n[00-15]"}, "nodelist", '"n[1-3,7],r[0-1]n[00-15]"'),
+        ({"exclude": "r[0-1]n[00-15]"}, "exclude", '"r[0-1]n[00-15]"'),
+    ],
+)
+def test_texts_that_slurm_accepts_are_accepted_and_quoted(
+    fields: dict[str, Any], option: str, written: str
+) -> None:
+    site = parse_cluster("", file="s.toml", name="s")
+    script = render_script(read_spec({"python": "/p", **fields}), site)
+
+    assert f"\n#SBATCH --{option}={written}\n" in script
+    assert "\n#SBATCH --output=slurm/logs/%x-%j.out\n" in script or "/" in written
+
+
+def test_a_slash_in_a_name_makes_no_directory(tmp_path: Path) -> None:
+    site = parse_cluster("", file="s.toml", name="s")
+    spec = read_spec({"job_name": "a b/c", "command": ("t.py",), "python": "/p"})
+    found = of_request(spec, site, "train-cpu", run=None, cwd=tmp_path)
+
+    assert found.scripts[0].path == tmp_path / "slurm" / "a_b_c.sbatch"
+    assert (found.log, found.training) == ("slurm/logs/a_b_c-%j.out", tmp_path / "runs" / "a_b_c")
+    with pytest.raises(RenderError, match="'/' would name a directory"):
+        read_spec({"job_name": "a/b", "output": "x-%8x"})
+    for name in (" a", "a ", "a\tb", "a;b", "$a", "a'b", "a#b", "a" * 65, "-a"):
+        with pytest.raises(RenderError):
+            read_spec({"job_name": name})
+
+
+def test_a_default_of_the_wrong_kind_names_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"s\.toml: defaults: sbatch: .* a table"):
+        parse_cluster("[defaults]\nsbatch = 'hint=x'\n", file="s.toml", name="s")

@@ -33,7 +33,7 @@ _REST = 9
 """Seconds between two looks at the files of others, for each second that a look takes."""
 
 
-class TrialFiles(BaseJournalBackend):
+class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
     """The operations of a study, as far as this process sees them; it appends to its own file."""
 
     def __init__(
@@ -194,7 +194,7 @@ def _made(code: int, **fields: Any) -> dict[str, Any]:
     return {"op_code": code, "worker_id": "", **fields}
 
 
-class TrialStorage(JournalStorage):
+class TrialStorage(JournalStorage):  # type: ignore[misc]
     """Optuna's journal storage, whose next trial is the one that :class:`TrialFiles` started."""
 
     def __init__(self, files: TrialFiles) -> None:
@@ -215,4 +215,4 @@ class TrialStorage(JournalStorage):
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
         """Let this process run its trial, also if another one that died had begun it."""
         again = state == TrialState.RUNNING and self.get_trial(trial_id).state == state
-        return again or super().set_trial_state_values(trial_id, state, values)
+        return again or bool(super().set_trial_state_values(trial_id, state, values))

@@ -99,7 +99,10 @@ def _kept(given: Any, what: str) -> Any:
         data = dumps(given)
     except Exception:  # noqa: BLE001 - of methods of the user
         raise ConfigError(refusal(given, what).message) from None
-    return {"pickle": b64encode(data).decode(), "of": getattr(given, "__qualname__", type(given).__name__)}
+    return {
+        "pickle": b64encode(data).decode(),
+        "of": getattr(given, "__qualname__", type(given).__name__),
+    }
 
 
 def _run_of(root: Path, stage: StageSpec, items: list[Item]) -> Run:
@@ -117,8 +120,11 @@ def _run_of(root: Path, stage: StageSpec, items: list[Item]) -> Run:
         items_of = {"items": lines}
         return create_run(root, manifest, items_of, sealed=True, fill=lambda to: to.study.mkdir())
     run = Run.open(root)
-    mine, theirs = _comparable(stage), _comparable(run.manifest.stages[0])
-    differences = theirs.differences(mine)
+    before = run.manifest.stages[0]
+    mine, theirs = _options(stage), _options(before)
+    differences = [name for name in mine if mine[name] != theirs.get(name)]
+    same_options = replace(stage, workload=replace(stage.workload, options=before.workload.options))
+    differences += before.differences(same_options)
     if run.manifest.campaign is not None or run.snapshot().items != items:
         differences.append("trials")
     if differences:
@@ -127,13 +133,10 @@ def _run_of(root: Path, stage: StageSpec, items: list[Item]) -> Run:
     return run
 
 
-def _comparable(stage: StageSpec) -> StageSpec:
-    """The stage without pickles: those of equal objects may differ."""
-    options = {
-        name: one["of"] if isinstance(one, dict) else one
-        for name, one in stage.workload.options.items()
-    }
-    return replace(stage, workload=replace(stage.workload, options=options))
+def _options(stage: StageSpec) -> dict[str, Any]:
+    """The options without pickles: those of equal objects may differ."""
+    options = stage.workload.options
+    return {key: one["of"] if isinstance(one, dict) else one for key, one in options.items()}
 
 
 def load(run: Run | str | Path) -> optuna.Study:
@@ -155,7 +158,7 @@ def load(run: Run | str | Path) -> optuna.Study:
     rows = [row for row in run.results(partial=True) if row["state"] == "done"]
     settled = {row["item"]["trial"]: outcome(row["value"]) for row in rows}
     _, storage = opened(run, work.options["directions"], settled)
-    return optuna.load_study(study_name=None, storage=storage)
+    return optuna.load_study(study_name=run.manifest.run, storage=storage)
 
 
 def export(run: Run, target: str) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
-from optuna.trial import TrialState
 
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.run import Run
@@ -28,9 +25,9 @@ if TYPE_CHECKING:
 
 SAMPLERS = {
     "tpe": lambda: optuna.samplers.TPESampler(constant_liar=True),
-    "gp": lambda: optuna.samplers.GPSampler(),
-    "cmaes": lambda: optuna.samplers.CmaEsSampler(),
-    "random": lambda: optuna.samplers.RandomSampler(),
+    "gp": optuna.samplers.GPSampler,
+    "cmaes": optuna.samplers.CmaEsSampler,
+    "random": optuna.samplers.RandomSampler,
 }
 PRUNERS = {
     "hyperband": optuna.pruners.HyperbandPruner,
@@ -74,30 +71,39 @@ class Trials:
 
     def _attempt(self, number: int) -> dict[str, Any]:
         storage = self._opened(number)
-        returned: list[Any] = []
+        returned = None
         if not storage.get_trial(number).state.is_finished():
-            if self._seed is not None:
-                reseed(self._sampler, crc32(f"{self._seed} {number}".encode()))
-            study = optuna.load_study(
-                study_name=None, storage=storage, sampler=self._sampler, pruner=self._pruner
-            )
-
-            def objective(trial: optuna.Trial) -> Any:
-                returned.append(self._objective(trial))
-                return returned[0]
-
             try:
-                study.optimize(objective, n_trials=1)
+                returned = self._optimize(storage, number)
             except Exception:
                 # A worker that was declared dead may have finished the trial meanwhile.
                 if not storage.get_trial(number).state.is_finished():
                     raise
         trial = storage.get_trial(number)
         if not trial.state.is_finished():
-            message = f"the objective returned {returned[0]!r:.200}"
-            wanted = f"a number for each of {len(self._directions)} objectives, and not NaN"
-            raise PermanentError(message, hint=f"return {wanted}")
+            message = f"the objective returned {returned!r:.200}"
+            count = len(self._directions)
+            numbers = "a number" if count == 1 else f"{count} numbers"
+            raise PermanentError(message, hint=f"return {numbers}, and not NaN")
         return row_of(trial)
+
+    def _optimize(self, storage: TrialStorage, number: int) -> Any:
+        """Run one trial as Optuna does; what the objective returned."""
+        returned = None
+
+        def objective(trial: optuna.Trial) -> Any:
+            nonlocal returned
+            returned = self._objective(trial)
+            return returned
+
+        if self._seed is not None:
+            reseed(self._sampler, crc32(f"{self._seed} {number}".encode()))
+        used = {"sampler": self._sampler, "pruner": self._pruner}
+        study = optuna.load_study(
+            study_name=storage.get_study_name_from_id(0), storage=storage, **used
+        )
+        study.optimize(objective, n_trials=1)
+        return returned
 
     def _opened(self, number: int) -> TrialStorage:
         """The storage with what is known now, in which the trial is the next one to run."""

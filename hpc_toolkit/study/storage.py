@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.rundir.files import list_names
 from hpc_toolkit.rundir.journal import JournalWriter, is_whole, seal_line
@@ -26,7 +28,7 @@ from hpc_toolkit.system.ranks import host_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.rundir.layout import Manifest, RunPaths
 
 _CREATE_STUDY, _CREATE_TRIAL, _STATE = 0, 4, 6  # codes of operations, as in Optuna's own files
 _REST = 9
@@ -37,33 +39,35 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
     """The operations of a study, as far as this process sees them; it appends to its own file."""
 
     def __init__(
-        self,
-        view: RunView,
-        name: str,
-        directions: list[int],
-        settled: Mapping[int, Any] | None = None,
+        self, paths: RunPaths, manifest: Manifest, settled: Mapping[int, Any] | None = None
     ) -> None:
-        """``settled``: what :func:`outcome` is of trials by number, for a study to read only."""
-        self._view, self._settled = view, settled
-        self._study = {"study_name": name, "directions": directions}
-        (self._stage,) = view.stages.values()
+        """``settled``: state and values of trials by number, for a study that is only read."""
+        self._paths, self._manifest, self._settled = paths, manifest, settled
+        self._view = RunView(paths, manifest)
+        (self._stage,) = self._view.stages.values()
         self._writer: JournalWriter | None = None
         self._own = ""
         """Name of the file of this process; "" before its first operation."""
         self._begin()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._paths, self._manifest, self._settled)
 
     def _begin(self) -> None:
         self.trial: int | None = None
         """Number of the trial that this process runs."""
         self.late = False
         """Whether operations were left out because later attempts had been read before them."""
-        self._newest: dict[int, tuple[int, str]] = {}
+        self._newest: dict[Any, tuple[int, str]] = {}
         """Trial -> attempt and file of its last operation."""
         self._entries, self._offsets = 0, dict[str, int]()
         self._numbers: dict[tuple[int, int], int] = {}
         """Entry and position of an item -> number of the trial."""
         self._failed: set[int] = set()
-        self._ready = [_made(_CREATE_STUDY, **self._study)]
+        given = self._manifest.stages[0].workload.options["directions"]
+        directions = [int(StudyDirection[one.upper()]) for one in given]
+        name = self._manifest.run
+        self._ready = [_made(_CREATE_STUDY, study_name=name, directions=directions)]
         self._look_at = 0.0
 
     def start(self, trial: int) -> None:
@@ -101,10 +105,10 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         if self._writer is None:
             host = host_name().replace("/", "-")
             self._own = f"{host}-{os.getpid()}-{os.urandom(4).hex()}.jsonl"
-            self._writer = JournalWriter(self._view.paths.study / self._own)
-        assert self.trial is not None
-        attempt = self._newest[self.trial][0]
-        self._newest[self.trial] = attempt, self._own
+            self._writer = JournalWriter(self._paths.study / self._own)
+        trial = log.get("trial_id", self.trial)
+        attempt = self._newest.get(trial, (1, ""))[0]
+        self._newest[trial] = attempt, self._own
         text = json.dumps({**log, "attempt": attempt}, separators=(",", ":"))
         try:
             self._writer.append(seal_line(text[:-1].encode()))
@@ -116,11 +120,12 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         self._offsets[self._own] = self._writer.size
 
     def _look(self) -> None:
-        self._view.poll()
+        if self.trial is None or not self._look_at:
+            self._view.poll()  # what failed is of no use within a trial
         self._ready += self._new_trials()
         found = [
             (log.pop("attempt"), name, log)
-            for name in sorted(list_names(self._view.paths.study))
+            for name in sorted(list_names(self._paths.study))
             for log in self._read(name)
         ]
         for attempt, name, log in sorted(found, key=lambda one: one[:2]):
@@ -146,7 +151,7 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
 
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         start = self._offsets.get(name, 0)
-        with (self._view.paths.study / name).open("rb") as file:
+        with (self._paths.study / name).open("rb") as file:
             file.seek(start)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]

@@ -148,16 +148,16 @@ def load(run: Run | str | Path) -> optuna.Study:
     _refuse("tpe", "none", ())
     import optuna
 
-    from hpc_toolkit.study.trials import opened, outcome
+    from hpc_toolkit.study.storage import TrialFiles, TrialStorage
+    from hpc_toolkit.study.trials import outcome
 
     run = run if isinstance(run, Run) else Run.open(run)
-    work = run.manifest.stages[0].workload
-    if work.function != STUDY:
+    if run.manifest.stages[0].workload.function != STUDY:
         message = f"{run.root} is not a study"
         raise RunError(message, hint="'hpctk study' makes one; 'hpctk gather' reads any run")
     rows = [row for row in run.results(partial=True) if row["state"] == "done"]
     settled = {row["item"]["trial"]: outcome(row["value"]) for row in rows}
-    _, storage = opened(run, work.options["directions"], settled)
+    storage = TrialStorage(TrialFiles(run.paths, run.manifest, settled))
     return optuna.load_study(study_name=run.manifest.run, storage=storage)
 
 

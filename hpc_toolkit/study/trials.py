@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import optuna
 from optuna.samplers import BaseSampler
-from optuna.study import StudyDirection
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.rundir.pickles import loads
 from hpc_toolkit.study.storage import TrialFiles, TrialStorage
 from hpc_toolkit.worker.loading import load_object
@@ -110,19 +110,12 @@ class Trials:
         if self._files is not None and (self._files.late or self._files.retried()):
             self._storage = None
         if self._storage is None:
-            self._files, self._storage = opened(Run.open(self._root), self._directions)
+            root = Path(self._root)
+            self._files = TrialFiles(RunPaths(root), read_manifest(root))
+            self._storage = TrialStorage(self._files)
         assert self._files is not None
         self._files.start(number)
         return self._storage
-
-
-def opened(
-    run: Run, directions: Sequence[str], settled: Mapping[int, Any] | None = None
-) -> tuple[TrialFiles, TrialStorage]:
-    """The storage of a run's study; see :class:`TrialFiles`."""
-    numbers = [int(StudyDirection[one.upper()]) for one in directions]
-    files = TrialFiles(run.view, run.manifest.run, numbers, settled)
-    return files, TrialStorage(files)
 
 
 def made(given: Any) -> Any:

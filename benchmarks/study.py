@@ -40,9 +40,12 @@ def hartmann(trial: optuna.Trial) -> float:
     """Hartmann's function of six numbers; its minimum is -3.32237."""
     import math
 
-    a = ([10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14])
+    a: tuple[list[float], ...] = ([10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14])
     a += ([3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14])
-    p = ([1312, 1696, 5569, 124, 8283, 5886], [2329, 4135, 8307, 3736, 1004, 9991])
+    p: tuple[list[float], ...] = (
+        [1312, 1696, 5569, 124, 8283, 5886],
+        [2329, 4135, 8307, 3736, 1004, 9991],
+    )
     p += ([2348, 1451, 3522, 2883, 3047, 6650], [4047, 8828, 8732, 5743, 1091, 381])
     x = [trial.suggest_float(f"x{at}", 0, 1) for at in range(6)]
     return -sum(
@@ -51,7 +54,7 @@ def hartmann(trial: optuna.Trial) -> float:
     )
 
 
-def conditional(trial: optuna.Trial) -> float:
+def conditional(trial: optuna.Trial) -> Any:
     """A choice, a logarithmic and an integer parameter, and one that only a choice has."""
     rate = trial.suggest_float("rate", 1e-5, 1, log=True)
     depth = trial.suggest_int("depth", 1, 32)
@@ -65,7 +68,7 @@ def conditional(trial: optuna.Trial) -> float:
 FUNCTIONS = {"hartmann": hartmann, "conditional": conditional}
 
 
-def objective(trial: optuna.Trial) -> float:
+def objective(trial: optuna.Trial) -> Any:
     """The function and the file for times that the environment names."""
     value = FUNCTIONS[os.environ["BENCH_FUNCTION"]](trial)
     time.sleep(_SLEEP_S)

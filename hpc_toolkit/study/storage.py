@@ -59,7 +59,7 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         self.late = False
         """Whether operations were left out because later attempts had been read before them."""
         self._newest: dict[Any, tuple[int, str]] = {}
-        """Trial -> attempt and file of its last operation."""
+        """Subject -> attempt and file of its last operation."""
         self._entries, self._offsets = 0, dict[str, int]()
         self._numbers: dict[tuple[int, int], int] = {}
         """Entry and position of an item -> number of the trial."""
@@ -71,8 +71,10 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         self._look_at = 0.0
 
     def start(self, trial: int) -> None:
-        """Begin an attempt at a trial; what follows is written as operations of it."""
-        self.trial, self._look_at = trial, 0.0
+        """Begin an attempt at a trial, after a look at what is known of it and of all others."""
+        self.trial = None
+        self._look()
+        self.trial = trial
         self._newest[trial] = self._newest.get(trial, (0, ""))[0] + 1, self._own
 
     def retried(self) -> bool:
@@ -106,9 +108,10 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
             host = host_name().replace("/", "-")
             self._own = f"{host}-{os.getpid()}-{os.urandom(4).hex()}.jsonl"
             self._writer = JournalWriter(self._paths.study / self._own)
-        trial = log.get("trial_id", self.trial)
-        attempt = self._newest.get(trial, (1, ""))[0]
-        self._newest[trial] = attempt, self._own
+        subject = _subject(log)
+        # A later value of an attribute of the study counts, and a later attempt at a trial.
+        attempt = self._newest.get(subject, (0, ""))[0] + isinstance(subject, str)
+        self._newest[subject] = attempt, self._own
         text = json.dumps({**log, "attempt": attempt}, separators=(",", ":"))
         try:
             self._writer.append(seal_line(text[:-1].encode()))
@@ -120,7 +123,7 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         self._offsets[self._own] = self._writer.size
 
     def _look(self) -> None:
-        if self.trial is None or not self._look_at:
+        if self.trial is None:
             self._view.poll()  # what failed is of no use within a trial
         self._ready += self._new_trials()
         found = [
@@ -164,14 +167,12 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
 
     def _is_next(self, log: dict[str, Any], attempt: int, name: str) -> bool:
         """Whether an operation that was read can follow those before it."""
-        trial = log.get("trial_id")
-        if trial is None:
-            return True
-        if (attempt, name) < self._newest.get(trial, (0, "")):
+        subject = _subject(log)
+        if (attempt, name) < self._newest.get(subject, (0, "")):
             self.late = True
             return False
-        self._newest[trial] = attempt, name
-        wanted = (self._settled or {}).get(trial)
+        self._newest[subject] = attempt, name
+        wanted = self._settled.get(subject) if self._settled and isinstance(subject, int) else None
         is_end = log["op_code"] == _STATE and TrialState(log["state"]).is_finished()
         return not is_end or wanted in (None, (TrialState(log["state"]).name, log["values"]))
 
@@ -192,6 +193,13 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         for name in self._stage.state.open:
             entry = self._stage.unit(name).entry
             yield from (self._numbers[entry, one] for one in self._stage.state.pending(name))
+
+
+def _subject(log: dict[str, Any]) -> int | str:
+    """What an operation changes: the trial of a number, or an attribute of the study."""
+    if "trial_id" in log:
+        return int(log["trial_id"])
+    return f"{log['op_code']} {[*log.get('user_attr', log.get('system_attr', ()))]}"
 
 
 def _made(code: int, **fields: Any) -> dict[str, Any]:

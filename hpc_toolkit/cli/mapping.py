@@ -76,7 +76,7 @@ def map_(
     print(run.root, flush=True, file=sys.stderr if "-" in outs else sys.stdout)
     with at_end(run, on_end):
         if not run.status(forecast=False).complete:
-            work_here(run, workers)
+            _work_here(run, workers)
         _write_rows(run, outs)
 
 
@@ -137,7 +137,7 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
     return run
 
 
-def work_here(run: Run, workers: int | None) -> None:
+def _work_here(run: Run, workers: int | None) -> None:
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.gpus import visible_gpus
     from hpc_toolkit.worker.code import executed

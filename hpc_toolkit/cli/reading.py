@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 def register(app: Commands) -> None:
-    for command in (explain, logs, add, retry):
-        app.add(command, panel=LIST)
-    for command in (drain, seal, events):
+    for command in (explain, logs, add, retry, drain):
+        app.add(command, panel=LIST, hidden=command is drain)
+    for command in (seal, events):
         app.add(command, panel=LIST, hidden=True)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hpc_toolkit.cli.arguments import argument
 from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.cli.lists import SETTINGS, read_settings
-from hpc_toolkit.cli.mapping import work_here
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option
 
@@ -18,15 +17,15 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.options import Panels
 
 _NOT_HERE = {"workload", "command", "pipefail", "option", "group_by", "items_per_claim"}
+_SEVERAL = "minimize or maximize; of several objectives: minimize,maximize."
 PANELS: Panels = {
     "Options": (
         Option("trials", "Number of trials; each has one result.", "N", least=1),
-        Option("workers", "Local workers; 0 creates the run only. [default: 1]", "N", least=0),
+        Option("workers", "Local workers; 0 only creates the run.", "N", default=1, least=0),
         Option("run", "Run directory. [default: runs/MODULE-NAME]", "DIR"),
         Option("sampler", "Optuna's sampler.", "tpe|gp|cmaes|random", default="tpe"),
         Option("pruner", "Optuna's pruner.", "hyperband|median|none", default="none"),
-        Option("directions", "minimize or maximize, or several: minimize,maximize.", "NAMES"),
-        Option("direction", "The same for one objective.", "minimize|maximize"),
+        Option("direction", _SEVERAL, "NAMES", short="--directions", default="minimize"),
         Option("seed", "Seed of the sampler.", "N"),
         Option("export", "Copy the study to FILE.log or sqlite:///FILE, for Optuna.", "FILE|URL"),
     ),
@@ -56,42 +55,29 @@ def study(
     """
     from hpc_toolkit.run import Run
     from hpc_toolkit.study.studies import create, export
+    from hpc_toolkit.worker.pool import work_elsewhere
+    from hpc_toolkit.worker.worker import WorkerOptions
 
-    named = {name: given.pop(name) for name in [one.name for one in PANELS["Options"]]}
-    if objective is not None:
-        run = create(**_arguments(objective, named), **read_settings({"config": None, **given})[1])
-    elif named["run"] is None or named["export"] is None:
-        hint = "add FILE.py:NAME and --trials N, or --run DIR and --export FILE"
-        raise ConfigError("no objective is named", hint=hint)
+    named = {one.name: given.pop(one.name) for one in PANELS["Options"]}
+    workers, target, root = (named.pop(name) for name in ("workers", "export", "run"))
+    if objective is None or named["trials"] is None:
+        if objective is not None or root is None or target is None:
+            hint = "add FILE.py:NAME and --trials N, or only --run DIR and --export FILE"
+            raise ConfigError("an objective and a number of trials are needed", hint=hint)
+        run, workers = Run.open(root), 0
     else:
-        run = Run.open(Path(named["run"]))
+        _, settings, _ = read_settings({"config": None, **given})
+        file, _, name = objective.rpartition(":")
+        path = [str(Path.cwd())]
+        if file.endswith(".py"):  # as Python starts a script: its directory comes first
+            path.insert(0, str(Path(file).resolve().parent))
+            objective = f"{Path(file).stem}:{name}"
+        root = root or Path("runs", re.sub(r"[^\w.-]+", "-", objective))
+        directions = named.pop("direction").split(",")
+        run = create(root, objective, **named, directions=directions, path=(*path,), **settings)
     print(run.root, flush=True)
-    if objective is not None and named["workers"] != 0 and not run.status(forecast=False).complete:
-        work_here(run, named["workers"] or 1)
-    if named["export"] is not None:
-        export(run, named["export"])
-
-
-def _arguments(objective: str, named: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of :func:`hpc_toolkit.study.create`."""
-    file, colon, name = objective.rpartition(":")
-    if not colon or named["trials"] is None:
-        missing = "--trials" if colon else "the name of the function"
-        hint = "such as 'hpctk study tune.py:objective --trials 200'"
-        raise ConfigError(f"{missing} is missing", hint=hint)
-    path = [os.getcwd()]
-    if file.endswith(".py"):  # as Python starts a script: its directory comes first
-        path.insert(0, str(Path(file).resolve().parent))
-        objective = f"{Path(file).stem}:{name}"
-    if named["direction"] and named["directions"]:
-        raise ConfigError("--direction and --directions are the same", hint="give one of them")
-    directions = named["directions"] or named["direction"] or "minimize"
-    root = named["run"] or Path("runs", re.sub(r"[^\w.-]+", "-", objective))
-    keys = ("trials", "sampler", "pruner", "seed")
-    return {
-        "root": root,
-        "objective": objective,
-        "directions": [one.strip() for one in directions.split(",")],
-        "path": tuple(dict.fromkeys(path)),
-        **{key: named[key] for key in keys},
-    }
+    # Optuna has started threads, so the workers' parent is another process; it prints the end.
+    if workers and (code := work_elsewhere(run.root, workers, WorkerOptions(), None)):
+        sys.exit(code)
+    if target is not None:
+        export(run, target)

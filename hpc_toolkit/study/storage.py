@@ -21,8 +21,9 @@ from optuna.trial import TrialState
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import unit_items
-from hpc_toolkit.rundir.files import list_names
+from hpc_toolkit.rundir.files import list_names, sync_directory
 from hpc_toolkit.rundir.journal import JournalWriter, is_whole, seal_line
+from hpc_toolkit.rundir.trust import share
 from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         self.trial: int | None = None
         """Number of the trial that this process runs."""
         self.late = False
-        """Whether operations were left out because later attempts had been read before them."""
+        """Whether this is not what a reader that begins now would see: operations came after those
+        of later attempts, or a trial that had failed can run again."""
         self._newest: dict[Any, tuple[int, str]] = {}
         """Subject -> attempt and file of its last operation."""
         self._entries, self._offsets = 0, dict[str, int]()
@@ -76,10 +78,6 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         self._look()
         self.trial = trial
         self._newest[trial] = self._newest.get(trial, (0, ""))[0] + 1, self._own
-
-    def retried(self) -> bool:
-        """Whether a trial that had failed can run again, which an operation cannot say."""
-        return any(number in self._failed for number in self._pending())
 
     def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
         """The operations that are new since the last call; from 0, all of them."""
@@ -107,7 +105,10 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         if self._writer is None:
             host = host_name().replace("/", "-")
             self._own = f"{host}-{os.getpid()}-{os.urandom(4).hex()}.jsonl"
+            self._paths.study.mkdir(exist_ok=True)
+            share(self._paths.study)
             self._writer = JournalWriter(self._paths.study / self._own)
+            sync_directory(self._paths.study)
         subject = _subject(log)
         # A later value of an attribute of the study counts, and a later attempt at a trial.
         attempt = self._newest.get(subject, (0, ""))[0] + isinstance(subject, str)
@@ -124,7 +125,9 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
 
     def _look(self) -> None:
         if self.trial is None:
+            before = self._stage.log.last_retry
             self._view.poll()  # what failed is of no use within a trial
+            self.late |= self._stage.log.last_retry != before and bool(self._failed)
         self._ready += self._new_trials()
         found = [
             (log.pop("attempt"), name, log)
@@ -181,18 +184,12 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         for unit in self._stage.state.units.values():
             for position in unit.histories:
                 number = self._numbers[unit.unit.entry, position]
-                if number in self._failed:
-                    continue
-                if self._stage.state.item_state(unit, position) is ItemState.FAILED:
+                failed = self._stage.state.item_state(unit, position) is ItemState.FAILED
+                if failed and number not in self._failed:
                     floor = self._stage.state.floor(unit.unit.entry, position)
                     ref = unit.histories[position].last_failure(floor)
                     record = self._view.failure(ref) if ref is not None else None
                     yield number, record["at"] if record else time.time()
-
-    def _pending(self) -> Iterator[int]:
-        for name in self._stage.state.open:
-            entry = self._stage.unit(name).entry
-            yield from (self._numbers[entry, one] for one in self._stage.state.pending(name))
 
 
 def _subject(log: dict[str, Any]) -> int | str:

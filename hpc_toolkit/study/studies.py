@@ -15,6 +15,7 @@ from hpc_toolkit.rundir.layout import STUDY, StageSpec, list_stage
 from hpc_toolkit.rundir.pickles import dumps, refusal
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.record import replace
+from hpc_toolkit.worker.fingerprints import of_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -62,11 +63,15 @@ def create(
     Raises ConfigError: an argument is not valid, a package is missing, or the run was created with
     other arguments; WorkloadError: the objective cannot be imported.
     """
-    _refuse(sampler, pruner, directions)
-    is_name = isinstance(objective, str)
-    is_imported, name = (True, objective) if is_name else name_of(objective)
+    given = [(sampler, SAMPLERS), (pruner, PRUNERS), *((one, DIRECTIONS) for one in directions)]
+    for word, known in given:
+        if isinstance(word, str) and word not in known:
+            raise ConfigError(f"{word!r} is not one of {', '.join(known)}")
+    _need("optuna", *_NEEDS.get(str(sampler), ()))
+    named = (True, objective) if isinstance(objective, str) else name_of(objective)
+    code = "" if named[0] else of_function(objective)[0]
     options = {
-        "objective": name if is_imported else _kept(objective, "the objective"),
+        "objective": named[1] if named[0] else _kept(objective, "the objective", code),
         "directions": [*directions],
         "sampler": _kept(sampler, "sampler"),
         "pruner": _kept(pruner, "pruner"),
@@ -76,33 +81,30 @@ def create(
     work = replace(stage.workload, path=code_path() if path is None else path)
     items: list[Item] = [{"trial": at, "params": one} for at, one in enumerate(enqueue)]
     items += [{"trial": at} for at in range(len(items), trials)]
+    if len(items) > trials:
+        raise ConfigError(f"{len(items)} trials are enqueued, and trials is {trials}")
     return _run_of(Path(root), replace(stage, workload=work), items)
 
 
-def _refuse(sampler: Any, pruner: Any, directions: Sequence[str]) -> None:
-    """Raise ConfigError for a word that is not known, or a package that is not installed."""
-    given = [(sampler, SAMPLERS), (pruner, PRUNERS), *((one, DIRECTIONS) for one in directions)]
-    for word, known in given:
-        if isinstance(word, str) and word not in known:
-            raise ConfigError(f"{word!r} is not one of {', '.join(known)}")
-    for package in ("optuna", *_NEEDS.get(str(sampler), ())):
+def _need(*packages: str) -> None:
+    for package in packages:
         if find_spec(package) is None:
             message = f"the study needs {package}, which is not installed"
             raise ConfigError(message, hint=how_to_add(package))
 
 
-def _kept(given: Any, what: str) -> Any:
-    """An option of the workload as run.json has it: a word, or an object as its pickle."""
+def _kept(given: Any, what: str, code: str = "") -> Any:
+    """An option of the workload as run.json has it: a word, or an object as its pickle.
+
+    Pickles of equal objects may differ, so the type of an object, or its ``code``, is compared.
+    """
     if isinstance(given, str):
         return given
     try:
         data = dumps(given)
     except Exception:  # noqa: BLE001 - of methods of the user
         raise ConfigError(refusal(given, what).message) from None
-    return {
-        "pickle": b64encode(data).decode(),
-        "of": getattr(given, "__qualname__", type(given).__name__),
-    }
+    return {"pickle": b64encode(data).decode(), "of": code or type(given).__name__}
 
 
 def _run_of(root: Path, stage: StageSpec, items: list[Item]) -> Run:
@@ -117,24 +119,21 @@ def _run_of(root: Path, stage: StageSpec, items: list[Item]) -> Run:
             user = replace(stage, workload=replace(stage.workload, function=name))
             found = collect_provenance((user,))
             manifest.provenance.update({key: found[key] for key in ("code", "files")})
-        items_of = {"items": lines}
-        return create_run(root, manifest, items_of, sealed=True, fill=lambda to: to.study.mkdir())
+        return create_run(root, manifest, {"items": lines}, sealed=True)
     run = Run.open(root)
     before = run.manifest.stages[0]
     mine, theirs = _options(stage), _options(before)
-    differences = [name for name in mine if mine[name] != theirs.get(name)]
-    same_options = replace(stage, workload=replace(stage.workload, options=before.workload.options))
-    differences += before.differences(same_options)
+    changed = [name for name in mine if mine[name] != theirs.get(name)]
+    changed += before.differences(replace(stage, workload=before.workload))
     if run.manifest.campaign is not None or run.snapshot().items != items:
-        differences.append("trials")
-    if differences:
-        message = f"{root} was created with other {' and '.join(differences)}"
+        changed.append("trials")
+    if changed:
+        message = f"{root} was created with other {' and '.join(changed)}"
         raise ConfigError(message, hint="choose another directory, or remove this one")
     return run
 
 
 def _options(stage: StageSpec) -> dict[str, Any]:
-    """The options without pickles: those of equal objects may differ."""
     options = stage.workload.options
     return {key: one["of"] if isinstance(one, dict) else one for key, one in options.items()}
 
@@ -145,7 +144,7 @@ def load(run: Run | str | Path) -> optuna.Study:
     A trial is FAIL once its item failed for good, and RUNNING or WAITING while that is pending.
     Raises RunError: the run is not a study.
     """
-    _refuse("tpe", "none", ())
+    _need("optuna")
     import optuna
 
     from hpc_toolkit.study.storage import TrialFiles, TrialStorage
@@ -170,13 +169,11 @@ def export(run: Run, target: str) -> None:
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    is_url = "://" in target
     try:
-        storage = target if is_url else optuna.storages.JournalStorage(JournalFileBackend(target))
-        made = optuna.create_study(
-            storage=storage, study_name=study.study_name, directions=study.directions
-        )
-        made.add_trials(study.get_trials(deepcopy=False))
+        file = JournalFileBackend(target) if "://" not in target else None
+        storage = target if file is None else optuna.storages.JournalStorage(file)
+        named = {"study_name": study.study_name, "directions": study.directions}
+        optuna.create_study(storage=storage, **named).add_trials(study.trials)
     except Exception as error:
         message = f"{target}: {type(error).__name__}: {error}"
         hint = "name a new file, or a URL such as sqlite:///study.db"

@@ -107,14 +107,13 @@ class Trials:
 
     def _opened(self, number: int) -> TrialStorage:
         """The storage with what is known now, in which the trial is the next one to run."""
-        if self._files is not None and (self._files.late or self._files.retried()):
-            self._storage = None
-        if self._storage is None:
+        if self._files is not None:
+            self._files.start(number)
+        if self._storage is None or self._files is None or self._files.late:
             root = Path(self._root)
             self._files = TrialFiles(RunPaths(root), read_manifest(root))
             self._storage = TrialStorage(self._files)
-        assert self._files is not None
-        self._files.start(number)
+            self._files.start(number)
         return self._storage
 
 

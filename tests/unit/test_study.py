@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,8 @@ def test_readers_that_see_files_in_any_order_see_one_study(
     """Three workers attempt the same trials, and a reader sees their lines mixed, late and torn."""
     root = tmp_path / "run"
     run = Run.open(root) if root.exists() else made(tmp_path, trials=3)
-    for file in run.paths.study.iterdir():
-        file.unlink()
+    shutil.rmtree(run.paths.study, ignore_errors=True)
+    run.paths.study.mkdir()
     reader = TrialFiles(run.paths, run.manifest)
     storage, left = TrialStorage(reader), {name: [*some] for name, some in FILES.items()}
 
@@ -413,6 +414,8 @@ def test_what_a_study_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run = made(tmp_path, seed=1)
     assert made(tmp_path, seed=1).root == run.root
     refused("other seed", seed=2)
+    refused("other objective", seed=1, objective=lambda trial: trial.suggest_float("x", 0, 1))
+    refused("3 trials are enqueued", trials=1, enqueue=[{"x": at} for at in range(3)])
     refused("other sampler and pruner", seed=1, sampler="random", pruner="median")
     refused("other trials", seed=1, trials=5)
     refused("other max attempts", seed=1, max_attempts=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections import Counter, defaultdict
 from functools import partial
@@ -163,3 +164,34 @@ def test_the_same_line_continues_after_everything_was_killed(
     assert hpctk("work", "runs/tune").code == 0
     found, _ = checked("runs/tune", 40)
     assert all(one.state.name in ("COMPLETE", "PRUNED") for one in found)
+
+
+def test_a_script_elsewhere_several_objectives_and_wrong_lines(hpctk: Hpctk) -> None:
+    Path("sub").mkdir()
+    Path("sub/near.py").write_text("def two(x):\n    return x, -x\n")
+    text = "import near\ndef both(trial):\n    return near.two(trial.suggest_float('x', 0, 1))\n"
+    Path("sub/two.py").write_text(text)
+    line = ("study", "sub/two.py:both", "--trials", "3", "--directions", "minimize,maximize")
+
+    assert hpctk(*line, "--workers", "0").out == "runs/two-both\n"
+    assert study.load("runs/two-both").directions == [
+        optuna.study.StudyDirection.MINIMIZE,
+        optuna.study.StudyDirection.MAXIMIZE,
+    ]
+    assert {one.state.name for one in study.load("runs/two-both").trials} == {"WAITING"}
+    assert hpctk(*line).code == 0
+    values = [one.values for one in study.load("runs/two-both").trials]
+    assert all(x == -y for x, y in values)
+    assert "study    tpe, 3 complete\n" in hpctk("status", "runs/two-both").out
+    for words, said in (
+        (["study"], "an objective and a number of trials are needed"),
+        (["study", "tune.py:objective"], "an objective and a number of trials are needed"),
+        (["study", "tune.py:other", "--trials", "1"], "module 'tune' has no 'other'"),
+        (["study", "gone.py:objective", "--trials", "1"], "no module named 'gone'"),
+        ([*line[:3], "4", *line[4:]], "runs/two-both was created with other trials"),
+        (["study", "tune.py:objective", "--trials", "1", "--direction", "up"], "'up' is not one"),
+        (["study", "--run", "runs/two-both", "--export", "/gone/a.log"], "/gone/a.log: "),
+    ):
+        ended = hpctk(*words)
+        assert (ended.code, said in ended.err) == (1, True), (words, ended.err)
+    assert os.listdir("runs") == ["two-both"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
     def _begin(self) -> None:
         self.trial: int | None = None
         """Number of the trial that this process runs."""
+        self._attempt = 1
         self.late = False
         """Whether this is not what a reader that begins now would see: operations came after those
         of later attempts, or a trial that had failed can run again."""
@@ -76,8 +78,8 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
         """Begin an attempt at a trial, after a look at what is known of it and of all others."""
         self.trial = None
         self._look()
-        self.trial = trial
-        self._newest[trial] = self._newest.get(trial, (0, ""))[0] + 1, self._own
+        self.trial, self._attempt = trial, self._newest.get(trial, (0, ""))[0] + 1
+        self._newest[trial] = self._attempt, self._own
 
     def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
         """The operations that are new since the last call; from 0, all of them."""
@@ -110,9 +112,11 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
             self._writer = JournalWriter(self._paths.study / self._own)
             sync_directory(self._paths.study)
         subject = _subject(log)
-        # A later value of an attribute of the study counts, and a later attempt at a trial.
-        attempt = self._newest.get(subject, (0, ""))[0] + isinstance(subject, str)
-        self._newest[subject] = attempt, self._own
+        newest = self._newest.get(subject, (0, ""))
+        # The last value of an attribute of the study counts; an attempt keeps its number.
+        attempt = self._attempt if subject == self.trial else newest[0] + isinstance(subject, str)
+        self.late |= (attempt, self._own) < newest
+        self._newest[subject] = max(newest, (attempt, self._own))
         text = json.dumps({**log, "attempt": attempt}, separators=(",", ":"))
         try:
             self._writer.append(seal_line(text[:-1].encode()))
@@ -157,9 +161,10 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
 
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         start = self._offsets.get(name, 0)
-        with (self._paths.study / name).open("rb") as file:
+        data = b""
+        with suppress(OSError), (self._paths.study / name).open("rb") as file:
             file.seek(start)
-            data = file.read()
+            data = file.read()  # what cannot be read now is read later
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[name] = start + len(whole)
         for line in whole.splitlines():

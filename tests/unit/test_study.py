@@ -255,6 +255,30 @@ def test_a_worker_that_was_declared_dead_gives_the_result_of_the_other(tmp_path:
     assert study.load(run).trials[0].value == found[0]["value"] < 1e3
 
 
+def test_an_attempt_that_was_overtaken_keeps_its_place(tmp_path: Path) -> None:
+    run = made(tmp_path, square, 1)
+    slow, fast = (TrialStorage(TrialFiles(run.paths, run.manifest)) for _ in range(2))
+
+    def chosen(storage: Any, name: str, value: float) -> None:
+        storage.set_trial_param(0, name, value, FloatDistribution(0, 99))
+
+    slow._files.start(0)
+    slow.set_trial_state_values(0, RUNNING)
+    chosen(slow, "x", 1.0)
+    fast._files.start(0)
+    assert fast.get_trial(0).params == {"x": 1.0}
+    chosen(fast, "y", 2.0)
+    slow._files._look_at = 0.0
+    assert slow.get_trial(0).params == {"x": 1.0, "y": 2.0}
+    chosen(slow, "y", 3.0)
+    slow.set_trial_state_values(0, COMPLETE, [4.0])
+
+    for settled in (None, {0: ("COMPLETE", [4.0])}):
+        (trial,) = TrialStorage(TrialFiles(run.paths, run.manifest, settled)).get_all_trials(0)
+        assert (trial.params, trial.values) == ({"x": 1.0, "y": 3.0}, [4.0])
+    assert slow._files.late
+
+
 @pytest.mark.parametrize(
     ("returned", "directions"),
     [

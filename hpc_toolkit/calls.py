@@ -214,7 +214,7 @@ class _Function:
         if not callable(function):
             message = f"{function!r:.200} is not a function"
             raise ConfigError(message, hint="pass a function, and its arguments after it")
-        self.is_imported, self.name = _name_of(function)
+        self.is_imported, self.name = name_of(function)
         self.same: dict[str, str] = {}
         """Place -> fingerprint."""
         if not self.is_imported or is_users(function):
@@ -345,7 +345,7 @@ def code_path() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*own, *current, *filter(os.path.isdir, added))))
 
 
-def _name_of(function: Any) -> tuple[bool, str]:
+def name_of(function: Any) -> tuple[bool, str]:
     """Whether workers can import a function by the name ``module:name``; the name, to show it."""
     kind = type(function)
     module = getattr(function, "__module__", None) or kind.__module__

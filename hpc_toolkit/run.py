@@ -13,9 +13,9 @@ from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.files import writing
-from hpc_toolkit.rundir.layout import Manifest, RunPaths, list_stage, read_manifest
+from hpc_toolkit.rundir.layout import STUDY, Manifest, RunPaths, list_stage, read_manifest
 from hpc_toolkit.rundir.trust import grant, refuse_untrusted
-from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.clock import Seldom, SystemClock
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.rundir.valuefiles import Values
     from hpc_toolkit.system.binding import Shares
-    from hpc_toolkit.system.clock import Seldom
     from hpc_toolkit.worker.worker import WorkerOptions
 
 MAX_WORKERS = 1024
@@ -251,10 +250,12 @@ class Run:
         from hpc_toolkit.planning.timeleft import Countdown
 
         self._countdown = self._countdown or Countdown(self.view, campaign=campaign, given=given)
-        if campaign is not None:
-            from hpc_toolkit.campaign.summary import search_of
-            from hpc_toolkit.system.clock import Seldom
-
+        is_study = self.manifest.stages[0].workload.function == STUDY
+        if campaign is not None or is_study:
+            if is_study:
+                from hpc_toolkit.results.trials import search_of
+            else:
+                from hpc_toolkit.campaign.summary import search_of
             self._search = self._search or Seldom()
             search = partial(search_of, self.view, self.manifest, self._search)
             beside = replace(beside, search=search)

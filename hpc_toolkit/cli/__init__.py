@@ -38,6 +38,7 @@ COMMANDS = {
     "reading": ("explain", "logs", "add", "seal", "retry", "drain", "events"),
     "campaigns": ("report", "campaign"),
     "bandit": ("bandit",),
+    "study": ("study",),
     "launch": ("launch",),
     "scaling": ("scaling",),
     "submit": ("submit", "cancel"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.options import Option, Panels
 
 LIST = "Work through a list of items"
-SEARCH = "Search with a campaign"
+SEARCH = "Search"
 TRAIN = "Train on several GPUs"
 SLURM = "Run jobs on Slurm"
 CHECK = "Plan and check"

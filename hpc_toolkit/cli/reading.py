@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 def register(app: Commands) -> None:
     for command in (explain, logs, add, retry, drain):
-        app.add(command, panel=LIST)
+        app.add(command, panel=LIST, hidden=command is drain)
     for command in (seal, events):
         app.add(command, panel=LIST, hidden=True)
 

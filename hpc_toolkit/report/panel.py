@@ -9,7 +9,7 @@ import json
 import time
 from collections import Counter
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.system.quantities import counted, format_duration
@@ -232,6 +232,9 @@ def _search_rows(now: Status, wide: int = 0) -> Iterator[Row]:
     search = now.search
     if search is None:
         return
+    if "trials" in search:
+        yield from _trial_rows(search, wide)
+        return
     budget = search["budget"] or search["arms"]
     rounds = counted(search["rounds"], "round")
     asked = f"{search['asked']:,} of {counted(budget, 'arm')} requested in {rounds}"
@@ -255,6 +258,15 @@ def _search_rows(now: Status, wide: int = 0) -> Iterator[Row]:
     ]
     if last:
         yield Row("last", ", ".join(last), DIM)
+
+
+def _trial_rows(search: dict[str, Any], wide: int) -> Iterator[Row]:
+    """The search of an Optuna study."""
+    counts = [f"{count:,} {state.lower()}" for state, count in sorted(search["trials"].items())]
+    yield Row("study", ", ".join([search["policy"], *counts]))
+    if (best := search["best"]) is not None:
+        said = f"{best['reward']:.6g} in trial {best['trial']}"
+        yield Row("best", f"{_short(best['arm'], _ARM_CHARS + wide)}  {said}", GOOD)
 
 
 def _failure_rows(now: Status, wide: int = 0, *, commands: bool = True) -> Iterator[Row]:

@@ -62,6 +62,8 @@ class RunPaths:
         """Copies of the files that each stage executes; absent without --copy-code."""
         self.calls = root / "calls"
         """Functions and arguments of an executor's calls that JSON does not have; or absent."""
+        self.study = root / "study"
+        """What the trials of an Optuna study did, one file per process; or absent."""
         self.bandit = root / "bandit"
         self.trials = self.bandit / "trials.jsonl"
 
@@ -97,6 +99,9 @@ class RunPaths:
 
 CALLS = "hpc_toolkit.worker.calls:Calls"
 """The workload of an executor's run, whose functions are not known when the run is created."""
+STUDY = "hpc_toolkit.study.trials:Trials"
+"""The workload of a study's run. As :data:`CALLS`, it runs the user's code, and it is given the
+run's directory as its option ``root``."""
 BY_NAME, BY_ITEM = "keys", "item"
 """How a function is called: with the keys of the item by name, or with the item."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.rundir.files import write_new
-from hpc_toolkit.rundir.layout import CALLS
+from hpc_toolkit.rundir.layout import CALLS, STUDY
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note
@@ -63,7 +63,9 @@ def executed(
                 work = replace(work, command=_with_copies(work.command, words))
         if work.function == CALLS:
             work = replace(work, argv=argv or tuple(origin.get("argv", ())))
-            work = replace(work, options={"root": str(paths.root.absolute())})
+        if work.function in (CALLS, STUDY):
+            root = {"root": str(paths.root.absolute())}
+            work = replace(work, options={**work.options, **root})
         made[stage.name] = replace(stage, workload=work)
     return made
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, describe, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT
-from hpc_toolkit.rundir.layout import BY_NAME, CALLS, Manifest, parse_manifest
+from hpc_toolkit.rundir.layout import BY_NAME, CALLS, STUDY, Manifest, parse_manifest
 from hpc_toolkit.system.imports import OF_USER
 from hpc_toolkit.worker.code import code_file, collect_provenance
 from hpc_toolkit.worker.pausing import parse_max_failures
@@ -83,7 +83,7 @@ def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
     assert spec.function is not None
     name, user = str(spec.function), (*spec.path, *OF_USER)
     # The user's files must not replace modules that a workload of hpctk imports.
-    ours = name.startswith("hpc_toolkit.") and name != CALLS
+    ours = name.startswith("hpc_toolkit.") and name not in (CALLS, STUDY)
     sys.path[:] = dict.fromkeys((*sys.path, *user) if ours else (*user, *sys.path))
     sys.argv = [*spec.argv] or [str(code_file(spec) or name)]
     found = load_object(spec.function, spec.path)

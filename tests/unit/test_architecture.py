@@ -28,7 +28,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # The rooms of the package: each may import from those before it.
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
-    *("results", "report", "campaign", "planning", "run", "calls", "futures"),
+    *("results", "report", "campaign", "planning", "run", "calls", "futures", "study"),
     *("submit", "doctor", "engines", "notebook", "training", "tracking", "cli", "__main__"),
 ]
 
@@ -55,7 +55,7 @@ FENCES: dict[str, set[str]] = {
     "pyarrow": {"queue.listfiles", "results.columnfiles"},
     "cloudpickle": {"rundir.pickles"},
     "yaml": {"queue.listfiles"},
-    "optuna": {"bandit"},
+    "optuna": {"bandit", "study"},
     "mteb": {"science.workloads"},
     "datasets": {"science.workloads"},
     "filelock": {"lab", "planning.simulation", "science.workloads"},

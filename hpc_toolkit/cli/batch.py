@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from hpc_toolkit.cli.arguments import argument, value
 from hpc_toolkit.cli.help import SCRIPTS, Commands
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.containers import NO_CONTAINER, PROGRAMS, Container, environment_of, node_gpu
 from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import parse_duration, parse_size
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpc_toolkit.slurm.batch.requeue import Restarts
-    from hpc_toolkit.slurm.batch.step import Batch, Container
+    from hpc_toolkit.slurm.batch.step import Batch
 
 Script = Annotated[Path, argument("SCRIPT", 'The running script: "$0".')]
 Words = Annotated[list[str], argument("PROGRAM...", "Program and arguments.")]
@@ -34,10 +36,12 @@ _JOB = (
     many("teardown", "Run this command at the end of the job", "LINE"),
     Option("check_within", "Time that a node has to start its checks.", "DURATION", default="60s"),
 )
+_PROGRAMS = [name.replace("-", "_") for name in PROGRAMS]
 _RANKS = (
     Option("array_offset", "Added to the array's index in HPCTK_ARRAY_INDEX.", "N", default=0),
-    Option("apptainer", "Run in this image by apptainer.", "IMAGE", default=""),
-    Option("pyxis", "Run in this image by pyxis.", "IMAGE", default=""),
+    *(Option(name, f"Run in this image by {name}.", "IMAGE", default="") for name in _PROGRAMS),
+    Option("container_words", "The container's program and its arguments.", "LINE", default=""),
+    Option("gpu_maker", "amd or nvidia. [default: as this node's]", "MAKER", default=""),
     many("bind", "Show this directory in the container", "FROM[:TO[:ro]]"),
     Option("container_python", "The interpreter in the container.", "PATH", default=""),
 )
@@ -182,7 +186,7 @@ def _run(
         body,
         array_offset=given.get("array_offset", 0),
         max_restarts=given["max_restarts"],
-        forward=not given.get("apptainer"),
+        warning=_container(given).warning,
         node_setup=given["node_setup"],
         teardown=given["teardown"],
     )
@@ -195,13 +199,14 @@ def _whole_seconds(given: dict[str, Any]) -> int:
 
 
 def _container(given: dict[str, Any]) -> Container:
-    from hpc_toolkit.slurm.batch.step import Container
-
+    name = next((one for one in _PROGRAMS if given.get(one)), None)
+    if name is None:
+        return NO_CONTAINER
     return Container(
-        runtime="apptainer" if given["apptainer"] else "pyxis" if given["pyxis"] else "",
-        image=given["apptainer"] or given["pyxis"],
-        binds=given["bind"],
-        gpus=given["gpus"] > 0,
+        words=tuple(shlex.split(given["container_words"])) or (name.replace("_", "-"),),
+        image=given[name],
+        binds=(*environment_of(given["container_python"]), *given["bind"]),
+        gpu=(given["gpu_maker"] or node_gpu()) if given["gpus"] else "",
     )
 
 

@@ -21,16 +21,19 @@ from hpc_toolkit.cli.arguments import (
     write_outputs,
 )
 from hpc_toolkit.cli.help import CHECK, Commands
-from hpc_toolkit.errors import TRY_AGAIN, ConfigError
+from hpc_toolkit.errors import TRY_AGAIN, ConfigError, HpcToolkitError
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import counted, parse_counts, parse_duration, parse_size_mib
 from hpc_toolkit.system.quantities import format_duration as shown
+from hpc_toolkit.system.record import asdict
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.forecast import Interval
     from hpc_toolkit.planning.plan import Plan
     from hpc_toolkit.planning.work import Guess, Work
+    from hpc_toolkit.results.efficiency import Efficiency
     from hpc_toolkit.system.options import Panels
 
 _MOST_ITEMS = 10_000_000
@@ -89,6 +92,7 @@ def plan(
     from hpc_toolkit.planning.nodes import Worker, node_of
     from hpc_toolkit.planning.plan import make_plan
     from hpc_toolkit.planning.work import Guess
+    from hpc_toolkit.submit.used import used_by
 
     out, as_json = outputs(given["out"], (".md", ".svg", ".json")), bool(given["json"])
     if given["check"] is not None:
@@ -116,17 +120,23 @@ def plan(
         gpus=given["gpus_per_node"],
         price_per_gpu_hour=given["price_per_gpu_hour"],
     )
-    found = make_plan(
-        _work(run, given["items"], given["groups"], guess),
-        guess,
-        counts,
-        site,
-        node,
-        now_s=_time_left(run) if given["items"] is None else None,
-        within_s=parse_duration(within, where="--within") if within else None,
-        limit_s=math.ceil(parse_duration(limit, where="--time-limit")) if limit else None,
-    )
-    _show(found, out, as_json=as_json)
+    used = used_by(open_run(run).paths) if given["items"] is None else None
+    try:
+        found = make_plan(
+            _work(run, given["items"], given["groups"], guess),
+            guess,
+            counts,
+            site,
+            node,
+            now_s=_time_left(run) if given["items"] is None else None,
+            within_s=parse_duration(within, where="--within") if within else None,
+            limit_s=math.ceil(parse_duration(limit, where="--time-limit")) if limit else None,
+        )
+    except HpcToolkitError:
+        if used is not None:  # of a complete run, whose jobs show what the next one needs
+            note(f"used: {used.line()}")
+        raise
+    _show(found, out, used, as_json=as_json)
 
 
 def _time_left(run: str | None) -> Interval | None:
@@ -185,11 +195,14 @@ def _said(*, predicted_s: float, low_s: float, high_s: float, **found: Any) -> l
     return [*lines, f"off by     {found['error']:+.1%} of the real time, {inside} of the interval"]
 
 
-def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
+def _show(found: Plan, out: list[Path], used: Efficiency | None, *, as_json: bool) -> None:
     from hpc_toolkit.planning.plan import as_lines, as_markdown, plan_svg
 
-    record = found.to_json()
-    show(record, as_lines(found), as_json=as_json)
+    record, lines = found.to_json(), as_lines(found)
+    if used is not None:
+        record["efficiency"] = asdict(used)
+        lines += [f"used so far: {used.line()}"]
+    show(record, lines, as_json=as_json)
     forms = {
         ".json": lambda: json.dumps(record, allow_nan=False) + "\n",
         ".md": lambda: as_markdown(found),

@@ -27,6 +27,7 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import all_runs, find_run, refuse_removed
 from hpc_toolkit.system.options import Option, flag, spelled
 from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.record import asdict
 from hpc_toolkit.system.terminal import columns, cut, note, pad, printable, show_error
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.cli.help import Commands
     from hpc_toolkit.cli.hooks import Hooks
+    from hpc_toolkit.results.efficiency import Efficiency
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.system.options import Panels
@@ -127,7 +129,11 @@ def _of_run(
         if export is not None:
             export(now)
         else:
-            _show(now, records, as_json=bool(given["json"]), verbose=verbose)
+            # Asked once, when nothing changes any more.
+            from hpc_toolkit.submit.used import used_by
+
+            used = used_by(run.paths, ask=slurm) if now.complete else None
+            _show(now, records, used, as_json=bool(given["json"]), verbose=verbose)
 
     if screen and hooks is not None:
         from hpc_toolkit.cli.liveview import follow_live
@@ -304,13 +310,22 @@ def _cells(one: Status) -> tuple[str, ...]:
     return tuple(map(printable, cells))
 
 
-def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, verbose: bool) -> None:
+def _show(
+    now: Status,
+    jobs: list[JobRecord],
+    used: Efficiency | None,
+    *,
+    as_json: bool,
+    verbose: bool,
+) -> None:
     if as_json:
         keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
         records = [{key: getattr(job, key) for key in keys} for job in jobs]
-        print(json.dumps({**now.to_json(), "jobs": records}), flush=True)
+        more = {"efficiency": asdict(used)} if used is not None else {}
+        print(json.dumps({**now.to_json(), "jobs": records, **more}), flush=True)
         return
-    print("\n".join(draw(panel(now, jobs, verbose=verbose))), flush=True)
+    rows = [*panel(now, jobs, verbose=verbose), *([Row("used", used.line())] if used else [])]
+    print("\n".join(draw(rows)), flush=True)
 
 
 def status_lines(now: Status) -> list[str]:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
+from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.system.record import replace
+from hpc_toolkit.system.schedulers import job_hosts, other_job
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.system.options import Panels
-    from hpc_toolkit.system.ranks import RankInfo
     from hpc_toolkit.worker.worker import WorkerOptions
 
 _IDLE_EXIT_IN_SLURM_S = 600.0
@@ -44,7 +45,7 @@ PANELS: Panels = {
             "deadline", "Exit before this time, or @EPOCH. [default: the job's end]", "DURATION"
         ),
         Option(
-            "idle_exit", "Exit after this time without work. [default: 10min in Slurm]", "DURATION"
+            "idle_exit", "Exit after this time without work. [default: 10min in a job]", "DURATION"
         ),
         Option("lease", "Silence after which a remote worker is dead.", "DURATION", hidden=True),
         Option("grace", "Time to finish an item when asked to exit.", "DURATION", hidden=True),
@@ -180,8 +181,14 @@ def _work(
 def unused(rank: RankInfo, workers: int | None, environ: Mapping[str, str]) -> str:
     """Return a warning about an option that has no effect, or tasks of the job without workers."""
     if rank.in_step:
-        said = f"--workers {workers} has no effect in a step: srun starts one worker per task"
+        said = f"--workers {workers} has no effect in a step: each of its tasks is one worker"
         return said if workers not in (None, 1) and rank.rank == 0 else ""
+    other = other_job(environ)
+    if other is not None:
+        hosts = len(job_hosts(environ))
+        start = f"'{other.scheduler.starter} hpctk work'"
+        here = f"this job has {hosts} hosts; these workers start on this one only; {start} uses all"
+        return here if hosts > 1 else ""
     tasks, nodes = environ.get("SLURM_NTASKS", "1"), environ.get("SLURM_JOB_NUM_NODES", "1")
     if (tasks, nodes) == ("1", "1") or (workers and nodes == "1"):
         return ""
@@ -221,7 +228,7 @@ def worker_options(
     found: dict[str, Any] = {"deadline": _deadline(deadline)}
     if idle_exit is not None:
         found["idle_exit_s"] = parse_duration(idle_exit, where="--idle-exit")
-    elif "SLURM_JOB_ID" in os.environ:
+    elif RankInfo.from_environ().job_id is not None:
         found["idle_exit_s"] = _IDLE_EXIT_IN_SLURM_S
     if lease is not None:
         found["lease_s"] = parse_duration(lease, where="--lease")
@@ -236,10 +243,13 @@ def _deadline(given: str | None) -> float | None:
         return time.time() + parse_duration(given, where="--deadline")
     # Slurm 23 sets the first anew in each job; the rendered scripts set the second for older ones,
     # and a job that was submitted inside another may have inherited the other's.
-    job_end = os.environ.get("SLURM_JOB_END_TIME") or os.environ.get("HPCTK_DEADLINE")
-    text, margin = (given[1:], 0.0) if given is not None else (job_end, _LEAVE_BEFORE_END_S)
+    end = os.environ.get("SLURM_JOB_END_TIME") or os.environ.get("HPCTK_DEADLINE")
+    text, margin = (given[1:], 0.0) if given is not None else (end, _LEAVE_BEFORE_END_S)
     if text is None:
-        return None
+        from hpc_toolkit.worker.joblimit import job_end
+
+        found = job_end()
+        return found - margin if found is not None else None
     try:
         found = float(text)
     except ValueError:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeoutError
 from hpc_toolkit.rundir import files
+from hpc_toolkit.system.ranks import of_slurm
 from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class Liveness:
 
         Several workers may conclude this at once, or none for a while: it only saves Slurm queries.
         """
-        return own.job is not None and not any(
+        return of_slurm(own.job) and not any(
             _order(presence) < _order(own) and unheard_s <= missed * presence.interval_s
             for presence, unheard_s in self._of_jobs(own.cluster)
         )
@@ -196,7 +197,7 @@ class Liveness:
         """
         for seen in self._seen.values():
             presence = seen.presence
-            if presence is None or presence.job is None or seen.final is not None:
+            if presence is None or not of_slurm(presence.job) or seen.final is not None:
                 continue
             if presence.cluster == cluster:
                 yield presence, seen.silent_s(seen.looked)

@@ -45,6 +45,8 @@ class RunFacts:
     """None: no worker has started, or its files cannot be read."""
     loads: Mapping[str, HostLoad] = field(default_factory=dict)
     """Samples of CPUs and GPUs."""
+    used: str = ""
+    """The share of CPUs, GPUs and memory that the jobs used, on one line."""
     failures: Sequence[Failures] = ()
     items: Mapping[int, str] = field(default_factory=dict)
     """JSON of the items that the report names, by number."""
@@ -117,6 +119,7 @@ def _outcome(facts: RunFacts) -> Section:
 def _status(facts: RunFacts) -> Section:
     """The rows of ``hpctk status``, and what cost the most worker time."""
     rows: list[Row] = [(row.label, row.text) for row in panel(facts.status)[1:]]
+    rows += [("used", facts.used)] if facts.used else []
     return Section(
         title="Status",
         bullets=tuple(runtimeline.findings(facts.activity, facts.loads)),

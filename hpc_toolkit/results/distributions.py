@@ -111,6 +111,10 @@ class HostLoad:
 
     samples: int = 0
     cpu: float = 0.0
+    allowed: tuple[int, ...] = ()
+    """Numbers of the CPUs that the job had; empty for all."""
+    own_cpu: float = 0.0
+    """As ``cpu``, of these alone."""
     rss_most: int = 0
     gpus: int = 0
     gpu_values: int = 0
@@ -142,6 +146,7 @@ def read_loads(paths: RunPaths) -> dict[str, HostLoad]:
                     record = json.loads(line)
                     if record["type"] == "header":
                         host = found.setdefault(str(record["host"]), host)
+                        host.allowed = tuple(record.get("cpus_allowed") or ())
                     else:
                         _add_sample(record, host)
     return found
@@ -149,7 +154,10 @@ def read_loads(paths: RunPaths) -> dict[str, HostLoad]:
 
 def _add_sample(record: dict[str, Any], host: HostLoad) -> None:
     cpu = _finite(record["cpu_percent"])
+    each = record.get("each_cpu_percent") or []
+    own = [_finite(each[one]) for one in host.allowed if one < len(each)] or [cpu]
     host.samples, host.cpu = host.samples + 1, host.cpu + cpu
+    host.own_cpu += sum(own) / len(own)
     host.rss_most = max(host.rss_most, int(record["rss_bytes"]))
     gpus = record.get("gpus") or []
     host.gpus = max(host.gpus, len(gpus))

@@ -15,6 +15,7 @@ from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.status import Beside
 from hpc_toolkit.submit.jobs import cost_of, worker_price
+from hpc_toolkit.submit.used import used_by
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.record import replace
 
@@ -84,7 +85,9 @@ def read_facts(run: Run) -> RunFacts:
         with suppress(*_READING, IndexError):
             stage = view.stages[one.stage]
             items[one.item] = item_json(stage, stage.unit(one.unit), one.position)
+    used = read("what the jobs used", lambda: used_by(run.paths), None)
     return RunFacts(
+        used=used.line() if used is not None else "",
         status=status,
         manifest=run.manifest,
         made=made_at,

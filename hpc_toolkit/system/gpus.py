@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.system.ranks import task_counts
+from hpc_toolkit.system.schedulers import other_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,14 +55,18 @@ def share_of_gpus(gpus: list[str], rank: int, ranks: int) -> list[str]:
 
 
 def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment changes that give a queue worker started by srun GPUs of its own.
+    """Environment changes that give a queue worker started by srun or MPI GPUs of its own.
 
     ``--gpus-per-node`` shows every rank all GPUs of its node, so code that takes the first GPU
     would put all ranks on it. Nothing changes for a rank that is alone on its node or sees one
     GPU. Do not use this for ranks of one training, which must see each other's GPUs.
     """
-    ranks = _ranks_here(environ)
-    rank = environ.get("SLURM_LOCALID", "")
+    ranks, rank = _ranks_here(environ), environ.get("SLURM_LOCALID", "")
+    other = other_job(environ)
+    if other is not None and other.rank is not None:
+        size = environ.get(other.rank.local_size, "")
+        ranks = int(size) if size.isdigit() else 1
+        rank = environ.get(other.rank.local_rank, "")
     for name in (CUDA, ROCR):
         gpus = [gpu for gpu in environ.get(name, "").split(",") if gpu]
         if gpus:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.system.record import Record
+from hpc_toolkit.system.schedulers import other_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,8 @@ class RankInfo(Record, kw_only=True):
     world_size: int = 1
     """Number of processes of the job (SLURM_NTASKS, WORLD_SIZE)."""
     job_id: str | None = None
-    """Slurm job id, ``ARRAY_INDEX`` for an array task; None outside Slurm."""
+    """Slurm job id, ``ARRAY_INDEX`` for an array task; ``pbs:ID`` and the like for jobs of other
+    schedulers; None outside a job."""
     job_name: str = ""
     """The job's name, cut by :func:`noted_name`."""
     cluster: str = ""
@@ -37,12 +39,16 @@ class RankInfo(Record, kw_only=True):
     restart: int = 0
     """How often Slurm restarted this job (SLURM_RESTART_COUNT, unset at first)."""
     in_step: bool = False
-    """Whether srun started this process; it is then one rank, not a pool of ranks."""
+    """Whether srun, or a launcher in a job of another scheduler, started this process; it is then
+    one rank, not a pool of ranks."""
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> RankInfo:
+    def from_environ(
+        cls, environ: Mapping[str, str] = os.environ, *, others: bool = True
+    ) -> RankInfo:
         """Read srun's variables, else torchrun's, else assume a single process.
 
+        ``others``: read those of MPI and Flux in jobs of other schedulers.
         ``SLURM_PROCID`` is also set in a batch script outside any step, where it means nothing;
         only ``SLURM_STEP_ID`` shows that srun started this process.
         """
@@ -52,22 +58,22 @@ class RankInfo(Record, kw_only=True):
         if job_id is not None and array is not None and index is not None:
             # The last array task's own job id equals the array's job id.
             job_id = f"{array}_{index}"
-        step = in_step(environ)
-        names = (
-            ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
-            if step
-            else ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        )
+        other = other_job(environ) if others else None
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        if in_step(environ):
+            names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+        elif other is not None and other.rank is not None:
+            names = other.rank[:3]
         rank, local_rank, world_size = (_number(environ.get(name)) for name in names)
         return cls(
             rank=rank or 0,
             local_rank=local_rank or 0,
             world_size=world_size or 1,
-            job_id=job_id,
-            job_name=noted_name(of_job.get("SLURM_JOB_NAME", "")),
+            job_id=other.id if other is not None else job_id,
+            job_name=noted_name(other.title if other else of_job.get("SLURM_JOB_NAME", "")),
             cluster=of_job.get("SLURM_CLUSTER_NAME", ""),
             restart=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
-            in_step=step,
+            in_step=names[0] != "RANK",
         )
 
 
@@ -76,6 +82,11 @@ def in_step(environ: Mapping[str, str]) -> bool:
     number = _number(environ.get("SLURM_STEP_ID"))
     # Slurm's own steps have the numbers from 0xfffffff0 (slurm.h).
     return number is not None and number < 0xFFFFFFF0
+
+
+def of_slurm(job: str | None) -> bool:
+    """Whether a worker's job is one about which Slurm can be asked."""
+    return job is not None and ":" not in job
 
 
 def task_counts(text: str) -> list[int]:

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from tests.integration.realrun import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTILE_NAME = 'it\'s a "run" $(touch canary) `touch canary` & ; é'
 
@@ -593,12 +591,12 @@ def test_a_cancelled_job_stays_cancelled(slurm: FakeSlurm) -> None:
     assert not slurm.requeued
 
 
-APPTAINER = """
-while [[ $1 != *.sif ]]; do shift; done
-shift
+CONTAINERS = ("apptainer", "singularity", "pyxis", "enroot", "shifter", "podman-hpc")
+# Stands in for the program that runs containers: it skips its own words, and starts the command.
+CONTAINER = """
+for word; do shift; case $word in *.sif|--) [[ $1 = -- ]] || break ;; esac; done
 exec "$@"
 """
-SITE_OF_CONTAINERS = {"binds": ("/scratch",)}
 
 
 def stand_in(slurm: FakeSlurm, name: str, body: str) -> None:
@@ -607,85 +605,93 @@ def stand_in(slurm: FakeSlurm, name: str, body: str) -> None:
     path.chmod(0o755)
 
 
-def test_apptainer_runs_the_checks_and_the_ranks(slurm: FakeSlurm) -> None:
-    stand_in(slurm, "apptainer", APPTAINER)
-    site = {**SITE_OF_CONTAINERS, "container_runtime": "apptainer"}
+def in_container(slurm: FakeSlurm, name: str, here: Path, *shown: str) -> list[str]:
+    """The words of a program that starts a command in the image 'a b.sif', and shows it these."""
+    cache = str(Path.home() / ".cache")
+    own = ["/tmp", *([cache] if os.path.isdir(cache) else [])]
+    names = [*own, *([] if str(here).startswith("/tmp/") else [str(here)]), *shown]
+    pairs = [one if ":" in one else f"{one}:{one}" for one in names]
+    fstab = [f"{':'.join(one.split(':')[:2])}:none:x-create=auto,rbind" for one in pairs]
+    fstab = [f + ",ro" * one.endswith(":ro") for f, one in zip(fstab, pairs, strict=True)]
+    return {
+        "apptainer": ["exec", *(f"--bind={one}" for one in pairs), f"--pwd={here}", "a b.sif"],
+        "singularity": ["exec", *(f"--bind={one}" for one in pairs), f"--pwd={here}", "a b.sif"],
+        "pyxis": [
+            f"--container-mounts={','.join(pairs)}",
+            f"--container-workdir={here}",
+            "--container-image=a b.sif",
+        ],
+        "enroot": [
+            *("start", *(f"--mount={one}" for one in fstab), "a b.sif"),
+            *("sh", "-c", 'cd "$0" && exec "$@"', str(here)),
+        ],
+        "shifter": [f"--volume={';'.join(pairs)}", f"--workdir={here}", "--image=a b.sif", "--"],
+        "podman-hpc": [
+            *("run", "--rm", "--env-host", "--network=host", "--uts=host", "--pid=host"),
+            *("--ipc=host", "--user=0", "--entrypoint=", "--security-opt=label=disable"),
+            *(f"--volume={one}" for one in pairs),
+            *(f"--workdir={here}", "a b.sif"),
+        ],
+    }[name]
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_the_checks_and_the_ranks_run_in_the_container(slurm: FakeSlurm, name: str) -> None:
+    stand_in(slurm, name, CONTAINER)
+    site = {"binds": ("/scratch",), "container_runtime": name}
 
     inside: dict[str, Any] = {"container": "a b.sif", "container_python": str(slurm.python)}
-    code, output = slurm.run(script_of(slurm, site=site, bind=("/x:/y",), **inside))
+    code, output = slurm.run(script_of(slurm, site=site, bind=("/x:/y:ro",), **inside))
 
     assert code == 0, output
-    here, run = str(slurm.root), str(slurm.root / "demo")
-    words = ["exec", "--bind", "/scratch", "--bind", "/x:/y", "--bind", here, "--bind", run]
-    words += ["--pwd", here, "a b.sif", str(slurm.python), "-Pm", "hpc_toolkit"]
-    calls = slurm.calls("apptainer")
-    assert all(call[: len(words)] == words for call in calls)
-    assert [call[len(words)] for call in calls] == ["preflight", "work"]
-    assert slurm.calls("srun")[-1][7:9] == ["apptainer", "exec"]
+    words = in_container(slurm, name, slurm.root, "/scratch", "/x:/y:ro")
+    words += [str(slurm.python), "-Pm", "hpc_toolkit"]
+    calls = [one for one in slurm.calls("srun" if name == "pyxis" else name) if len(one) > 1]
+    at = [call.index(words[0]) for call in calls]
+    if name == "enroot":  # which gets the variables first
+        at = [call.index(words[1]) - 1 for call in calls]
+        assert all({"--env=SLURM_JOB_ID", "--env=FAKE_DIR"} <= {*call} for call in calls)
+        calls = [["start", *call[first + 1 :]] for call, first in zip(calls, at, strict=True)]
+        at = [0] * len(calls)
+    for call, first in zip(calls, at, strict=True):
+        assert call[first : first + len(words)] == words
+    found = [call[first + len(words)] for call, first in zip(calls, at, strict=True)]
+    assert found == ["preflight", "work"]
 
 
-def test_pyxis_gets_the_container_from_srun(slurm: FakeSlurm) -> None:
-    site = {**SITE_OF_CONTAINERS, "container_runtime": "pyxis"}
-
-    code, output = slurm.run(
-        script_of(
-            slurm,
-            site=site,
-            container="nvcr.io#a:b",
-            container_python=str(slurm.python),
-            bind=("/x:/y:ro",),
-        )
-    )
-
-    assert code == 0, output
-    here = slurm.root
-    inside = [
-        "--container-image=nvcr.io#a:b",
-        f"--container-workdir={here}",
-        f"--container-mounts={here}:{here},{here}/demo:{here}/demo,/scratch:/scratch,/x:/y:ro",
-    ]
-    steps = [call for call in slurm.calls("srun") if call != ["--version"]]
-    assert [call[call.index("hpc_toolkit") + 1] for call in steps] == ["preflight", "work"]
-    for call in steps:
-        first = call.index(inside[0])
-        assert call[first : first + 3] == inside
-        assert call[first + 3] == str(slurm.python)
-
-
-@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
+@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("plain", [False, True])
 def test_a_program_runs_in_the_container_and_the_checks_outside(
-    slurm: FakeSlurm, runtime: str
+    slurm: FakeSlurm, name: str, plain: bool
 ) -> None:
-    stand_in(slurm, "apptainer", APPTAINER)
-    fields = {"container": "x.sif", "command": ("printf", "<%s>", "a b")}
+    stand_in(slurm, name, CONTAINER)
+    fields = {"container": "a b.sif", "command": ("printf", "<%s>", "a b"), "plain": plain}
+    fields["python"] = None if plain else str(slurm.python)
 
     code, output = slurm.run(
-        script_of(slurm, "command", site={"container_runtime": runtime}, **fields), "c"
+        script_of(slurm, "command", site={"container_runtime": name}, **fields), "c"
     )
 
     assert code == 0, output
     assert "<a b><c>" in output
-    here = slurm.root
-    assert slurm.calls("apptainer") == (
-        [["exec", "--bind", str(here), "--pwd", str(here), "x.sif", "printf", "<%s>", "a b", "c"]]
-        if runtime == "apptainer"
-        else []
+    steps = [call for call in slurm.calls("srun") if call != ["--version"]]
+    assert sum(f"--workdir={slurm.root}" in " ".join(one) for one in steps) == (
+        name in ("shifter", "podman-hpc")
     )
-    checks, step = (call for call in slurm.calls("srun") if call != ["--version"])
-    assert not [word for word in checks if word.startswith("--container")]
-    assert (f"--container-mounts={here}:{here}" in step) is (runtime == "pyxis")
+    assert len(slurm.calls(name)) == (name != "pyxis")
+    assert len(steps) == 1 if plain else not [w for w in steps[0] if w.startswith("--container")]
 
 
-@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
-def test_a_run_that_no_container_can_be_shown_is_refused(slurm: FakeSlurm, runtime: str) -> None:
+@pytest.mark.parametrize("name", ["apptainer", "pyxis"])
+def test_a_run_that_no_container_can_be_shown_is_refused(slurm: FakeSlurm, name: str) -> None:
     (slurm.root / "a,b").mkdir()
-    site = {"container_runtime": runtime}
+    site = {"container_runtime": name}
 
     inside = {"container": "x.sif", "container_python": "/p", "run": "a,b"}
     code, output = slurm.run(script_of(slurm, site=site, **inside))
 
     assert code == 1
-    assert "no container can be shown" in output
+    assert f"{name} cannot show {slurm.root}/a,b: ',' separate paths" in output
 
 
 def test_an_element_of_an_array_speaks_for_itself_alone(slurm: FakeSlurm) -> None:

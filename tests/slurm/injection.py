@@ -198,6 +198,13 @@ SITE = (
     own("NCCL_A", table="nccl", needs=GPU),
     own("conda_base", *DIRECTORY, needs={"conda": "e"}),
     own("binds", *DIRECTORY, listed=True, needs={"container": "/x.sif", **INSIDE}),
+    Place(
+        "site container_runtime",
+        lambda text: Asked(
+            {"container": "/x.sif", **INSIDE}, f"container_runtime = {toml(text)}\n"
+        ),
+        ("{}", "podman{}", "/x/{}/podman", "shifter {}"),
+    ),
     own("gpu_type", "{}", "l{}", needs=GPU),
     own("gpu_request", "{}", needs=GPU),
     own("max_walltime", "1-{}"),

@@ -1,17 +1,15 @@
-"""What surrounds the ranks of a job: modules, conda, containers, setup and teardown."""
+"""What surrounds the ranks of a job: modules, conda, setup and teardown."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import stat
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.slurm.templatesite import ODD, Site
+from tests.slurm.templatesite import Site
 
 if TYPE_CHECKING:
     from tests.slurm.reallab import LabUnderTest
@@ -21,13 +19,6 @@ pytestmark = [pytest.mark.slow]
 # Reads a variable that nobody set, and fails in the middle, as such functions do.
 UNCLEAN = 'echo "$NOBODY_SET_THIS" > /dev/null; false; grep -q nothing /dev/null'
 LMOD = Path("/etc/profile.d/lmod.sh")
-# Stands in for apptainer: writes down how it was called, and runs the program where it is.
-APPTAINER = """#!/bin/bash
-printf '%s\\0' "$@" > "$HPCTK_CALLS/$SLURMD_NODENAME.$$"
-while [[ $1 != *.sif ]]; do shift; done
-shift
-exec "$@"
-"""
 
 
 @pytest.fixture
@@ -152,32 +143,3 @@ def test_teardown_comes_before_the_next_start(site: Site) -> None:
 
     assert site.end_of(job) == ("FAILED", 75, 1), site.said(job)
     assert site.said(job).count("the step ended with code 75") == 2
-
-
-def test_the_ranks_work_inside_the_container_and_the_script_outside(
-    site: Site, tmp_path: Path
-) -> None:
-    site.init(8, 0.1)
-    calls = tmp_path / "calls"
-    calls.mkdir()
-    program(tmp_path / "bin/apptainer", APPTAINER)
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-
-    job = site.submit(
-        container="my image.sif",
-        container_python=sys.executable,
-        bind=("/data:/work:ro",),
-        gpus_per_node=2,
-        env=(("PATH", path), ("HPCTK_CALLS", str(calls))),
-        site={"container_runtime": "apptainer", "binds": ("/scratch",)},
-    )
-
-    assert site.end_of(job) == ("COMPLETED", 0, 0), site.said(job)
-    assert site.finished()["done"] == 8
-    found = [call.read_bytes().decode().split("\0")[:-1] for call in calls.iterdir()]
-    inside = ["exec", "--nv", "--bind", "/scratch", "--bind", "/data:/work:ro"]
-    inside += ["--bind", str(site.cwd), "--bind", str(site.cwd / ODD), "--pwd", str(site.cwd)]
-    inside += ["my image.sif", sys.executable, "-Pm", "hpc_toolkit"]
-    assert all(call[: len(inside)] == inside for call in found)
-    asked = sorted(call[len(inside)] for call in found)
-    assert asked == [*["preflight"] * 2, *["work"] * 4]

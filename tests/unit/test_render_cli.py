@@ -262,16 +262,17 @@ def test_the_command_of_an_example_asks_for_the_same_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not in the checkout, whose runs/ may have a run.
-    site = tmp_path / "slurm/examples/site.toml"
-    site.parent.mkdir(parents=True)
-    shutil.copy(CHECKOUT / "slurm/examples/site.toml", site)
+    sites = [f"slurm/examples/{one.name}" for one in CHECKOUT.glob("slurm/examples/*.toml")]
+    (tmp_path / "slurm/examples").mkdir(parents=True)
+    for site in sites:
+        shutil.copy(CHECKOUT / site, tmp_path / site)
     monkeypatch.chdir(tmp_path)
     example = (CHECKOUT / "slurm/examples" / name).read_text(encoding="utf-8")
 
     again = call("render", "-o", "-", *command_of(example)).stdout
 
     assert read_header(again, name).request == read_header(example, name).request
-    whole = {"slurm/examples/site.toml": str(site)}
+    whole = {site: str(tmp_path / site) for site in sites}
     expected = [whole.get(word, word) for word in command_of(example)]
     assert command_of(again) == expected
 

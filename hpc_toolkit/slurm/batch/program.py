@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.allowlist import USERS
 from hpc_toolkit.slurm.batch.job import JobError
-from hpc_toolkit.slurm.batch.step import NO_CONTAINER, Batch, Container, JobEnd, cpus_per_task
+from hpc_toolkit.slurm.batch.step import Batch, JobEnd, check_shown, cpus_per_task
 from hpc_toolkit.slurm.client import PATIENCE_S, ask
+from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import WARNING
 from hpc_toolkit.system.supervisor import CUT_SHORT
@@ -84,7 +85,7 @@ class ProgramJob:
         self._request = request
 
     def run(self) -> NoReturn:
-        self._request.container.check(os.getcwd())
+        check_shown(self._request.container, os.getcwd())
         self._check_nodes()
         self._make_directory()
         self._stage()

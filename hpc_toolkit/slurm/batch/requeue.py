@@ -158,14 +158,14 @@ def run_batch(
     *,
     array_offset: int,
     max_restarts: int,
-    forward: bool,
+    warning: str,
     node_setup: Sequence[str],
     teardown: Sequence[str],
 ) -> int:
     """Do what a job does around its step; the exit code of the job.
 
-    ``body`` ends by raising JobEnd. ``forward``: whether the ranks are sent the warning of the time
-    limit. Commands are plain words; those of ``teardown`` run however the job ends.
+    ``body`` ends by raising JobEnd. ``warning``: the signal that warns ranks of the time limit.
+    Commands are plain words; those of ``teardown`` run however the job ends.
 
     Raises JobError if this is not a Slurm job or cannot run here, SlurmError if Slurm is silent.
     """
@@ -177,7 +177,7 @@ def run_batch(
         for command in commands:
             subprocess.run(as_command(command), check=False)
         raise
-    batch = Batch(job, signals, forward=forward, teardown=commands)
+    batch = Batch(job, signals, warning=warning, teardown=commands)
     restarts = Restarts(batch, most=max_restarts)
     try:
         _set_up_nodes(batch, restarts, node_setup)

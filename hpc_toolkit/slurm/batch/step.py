@@ -1,4 +1,4 @@
-"""The step that does the job's work: its container, its srun, and the wait for its end."""
+"""The step that does the job's work: its srun, and the wait for its end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.slurm.batch.job import JobError
 from hpc_toolkit.slurm.client import ASK_S, PATIENCE_S, SlurmError, ask
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hpc_toolkit.slurm.batch.job import Job
+    from hpc_toolkit.slurm.containers import Container
 
 NO_MPI = "--mpi=none"
 """For steps of hpctk's own programs: srun fails if the library of the site's MpiDefault is missing,
 and an item that uses MPI alone would join the step's ranks."""
 _KILL_WAIT_S = 30.0
-Runtime = Literal["", "apptainer", "pyxis"]
 
 
 class JobEnd(Exception):  # noqa: N818 - not an error: most jobs end by it
@@ -41,7 +40,7 @@ class JobEnd(Exception):  # noqa: N818 - not an error: most jobs end by it
 class Batch:
     """The batch process of a job: what Slurm has asked of the job, and how the job is cleaned up.
 
-    Ranks are sent the warning of the time limit if ``forward``; else they know when the job ends.
+    Ranks are sent the signal ``warning`` when the time limit is near.
     The commands of ``teardown``, each as its words, run once at the end, however the job ends.
     """
 
@@ -50,7 +49,7 @@ class Batch:
         job: Job,
         signals: Signals,
         *,
-        forward: bool = True,
+        warning: str = WARNING.name[3:],
         teardown: Sequence[Sequence[str]] = (),
     ) -> None:
         self.job = job
@@ -61,7 +60,7 @@ class Batch:
         self.cleanup: list[list[str]] = [as_command(one) for one in teardown]
         """Commands that still have to run at the end."""
         self._signals = signals
-        self._forward = forward
+        self._warning = warning
         self._leave_at: float | None = None
         self._step: subprocess.Popen[bytes] | None = None
 
@@ -138,12 +137,11 @@ class Batch:
     def _warn(self) -> None:
         self.warned = True
         self.job.log(f"the time limit is near: asking the ranks to finish ({WARNING.name})")
-        if self._forward or self.job.deadline is None:
-            self.warn_ranks()
+        self.warn_ranks()
 
     def warn_ranks(self) -> None:
         try:
-            ask(["scancel", f"--signal={WARNING.name[3:]}", self.job.id], timeout_s=PATIENCE_S)
+            ask(["scancel", f"--signal={self._warning}", self.job.id], timeout_s=PATIENCE_S)
         except SlurmError as error:
             self.job.log(f"scancel could not reach the ranks: {error.message}")
 
@@ -211,46 +209,9 @@ class Signals:
         return self._seen.popleft() if self._seen else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
-    """A container image, and the directories that it shows."""
-
-    runtime: Runtime = ""
-    """What runs it; "" for no container."""
-    image: str = ""
-    binds: tuple[str, ...] = ()
-    """More directories, ``FROM[:TO[:ro]]``."""
-    gpus: bool = False
-    """Whether it shows the GPUs of its node."""
-
-    def check(self, *directories: str) -> None:
-        """Raise JobError unless the container can show these directories."""
-        for directory in directories if self.runtime else ():
-            if any(letter in directory for letter in ",:\\"):
-                msg = f"no container can be shown {directory}: ',', ':' and '\\' separate paths"
-                raise JobError(msg, hint="use a directory without these characters in its path")
-
-    def srun_options(self, *directories: str) -> list[str]:
-        """Options of srun that start its tasks in the container: pyxis is a plugin of srun."""
-        if self.runtime != "pyxis":
-            return []
-        shown = [os.getcwd(), *directories, *self.binds]
-        # pyxis takes a lone path for a volume.
-        mounts = ",".join(one if ":" in one else f"{one}:{one}" for one in shown)
-        return [
-            f"--container-image={self.image}",
-            f"--container-workdir={os.getcwd()}",
-            f"--container-mounts={mounts}",
-        ]
-
-    def inside(self, words: list[str], *directories: str) -> list[str]:
-        """The command that runs ``words`` in the container: apptainer is a program."""
-        if self.runtime != "apptainer":
-            return words
-        argv = ["apptainer", "exec", *(["--nv"] if self.gpus else [])]
-        for directory in (*self.binds, os.getcwd(), *directories):
-            argv += ["--bind", directory]
-        return [*argv, "--pwd", os.getcwd(), self.image, *words]
-
-
-NO_CONTAINER = Container()
+def check_shown(container: Container, *directories: str) -> None:
+    """Raise JobError unless the container can show these directories."""
+    for directory in directories if container.words else ():
+        if letters := container.refused(directory):
+            msg = f"{container.words[0]} cannot show {directory}: {letters!r} separate paths"
+            raise JobError(msg, hint="use a directory without these characters in its path")

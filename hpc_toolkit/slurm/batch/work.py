@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,15 +19,9 @@ from hpc_toolkit.queue.presence import FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.slurm.batch.job import JobError, show
-from hpc_toolkit.slurm.batch.step import (
-    NO_CONTAINER,
-    NO_MPI,
-    Batch,
-    Container,
-    JobEnd,
-    cpus_per_task,
-)
+from hpc_toolkit.slurm.batch.step import NO_MPI, Batch, JobEnd, check_shown, cpus_per_task
 from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.slurm.controller import job_nodes, set_nodes
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.ranks import RankInfo, host_name
@@ -71,6 +66,7 @@ class WorkJob:
         self._restarts = restarts
         self._request = request
         self._run = _run_directory(request)
+        self._seen = _directories(request, self._run)
         self._coordinator: Supervisor | None = None
 
     def run(self) -> NoReturn:
@@ -82,12 +78,12 @@ class WorkJob:
         # training, neither the first exit (--wait=0) nor a failed rank ends the step.
         step = ["srun", NO_MPI, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label"]
         step += [*cpus_per_task(self._job), *self._placement(fit)]
-        step += request.container.srun_options(self._run)
+        step += request.container.srun_options(*self._seen)
         self._batch.start([*step, *self._hpctk("work", self._run, *request.options)])
         if request.campaign:
             words = ("campaign", "coordinate", self._run, "--summary")
             coordinator = [sys.executable, "-Pm", "hpc_toolkit", *words]
-            self._coordinator = Supervisor(coordinator, self._stop_ranks, log=self._job.log)
+            self._coordinator = Supervisor(coordinator, self._batch.warn_ranks, log=self._job.log)
         elif request.shrink_every_s is not None and len(fit) > 1:
             self._shrink(request.shrink_every_s)
         code = self._batch.wait(self._beside)
@@ -95,13 +91,13 @@ class WorkJob:
 
     def _hpctk(self, *words: str) -> list[str]:
         argv = [self._request.python, "-Pm", "hpc_toolkit", *words]
-        return self._request.container.inside(argv, self._run)
+        return self._request.container.inside(argv, *self._seen)
 
     def _fit_nodes(self) -> list[str]:
         """The nodes that pass the checks. Raises JobEnd or JobError if none does."""
         request = self._request
         checks = self._batch.once_per_node(
-            "--time=10", *request.container.srun_options(self._run), within_s=request.within_s
+            "--time=10", *request.container.srun_options(*self._seen), within_s=request.within_s
         )
         checks += self._hpctk("preflight", self._run, "--gpus", str(request.gpus))
         done = subprocess.run(checks, check=False, stdout=subprocess.PIPE)
@@ -152,15 +148,6 @@ class WorkJob:
             # Slurm's SIGTERM reaches the coordinator too, and nobody would need another one.
             self._coordinator.stop()
         return self._coordinator.poll(ranks=self._batch.running)
-
-    def _stop_ranks(self) -> None:
-        if self._request.container.runtime != "apptainer":
-            self._batch.warn_ranks()
-            return
-        # The signal would also end the process that unpacks the image.
-        drain = [sys.executable, "-Pm", "hpc_toolkit", "drain", self._run]
-        if subprocess.run(drain, check=False).returncode:
-            self._job.log("the ranks could not be asked to exit")
 
     def _decide(self, code: int) -> NoReturn:
         """Requeue if items are left, unless a restart would repeat the error ``code``."""
@@ -219,10 +206,19 @@ def _run_directory(request: WorkRequest) -> str:
     if not Path(run).is_dir():
         msg = f"no run directory {run} (in {Path.cwd()})"
         raise JobError(msg, hint=f"create it with 'hpctk init {run}'")
-    if request.container.runtime:
-        run = os.path.realpath(run)
-        request.container.check(os.getcwd(), run)
-    return run
+    return os.path.realpath(run) if request.container.words else run
+
+
+def _directories(request: WorkRequest, run: str) -> list[str]:
+    """What a container shows its ranks: the run and the code of its items."""
+    if not request.container.words:
+        return []
+    code: list[str] = []
+    with suppress(HpcToolkitError):  # which the preflight reports
+        stages = read_manifest(Path(run)).stages
+        code = [one for stage in stages for one in stage.workload.path if os.path.isdir(one)]
+    check_shown(request.container, os.getcwd(), run, *code)
+    return [run, *code]
 
 
 def kept_nodes(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.slurm.clusters.files import ClusterFile
-    from hpc_toolkit.slurm.clusters.keys import Backend, ContainerRuntime, GpuRequest, MemStyle
+    from hpc_toolkit.slurm.clusters.keys import Backend, GpuRequest, MemStyle
 
 VARIABLES = {f"HPCTK_{option.upper()}": option for option in DEFAULT_OPTIONS}
 """Environment variables that override a key of every cluster's ``[defaults]``."""
@@ -185,8 +185,8 @@ class Cluster(Limits):
     """Whether scripts need ``bash -l``, so that ``module`` is defined."""
     conda_base: str | None = None
     """Where the site's conda is installed."""
-    container_runtime: ContainerRuntime | None = None
-    """The program that runs containers there."""
+    container_runtime: str | None = None
+    """The program that runs containers there, or its path, and arguments for it."""
     binds: tuple[str, ...] = ()
     """Directories that every container sees, ``FROM[:TO[:ro]]``."""
     max_array_size: int | None = None

@@ -10,6 +10,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm import allowlist as allow
 from hpc_toolkit.slurm.allowlist import matches
 from hpc_toolkit.slurm.clusters.nodes import read_gres
+from hpc_toolkit.slurm.containers import program_words
 from hpc_toolkit.slurm.render.file import read_sbatch
 from hpc_toolkit.slurm.render.spec import (
     DEFAULT_OPTIONS,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task", "gpus", "none"]
 MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
-ContainerRuntime = Literal["apptainer", "pyxis"]
 Backend = Literal["nccl", "gloo"]
 
 MAX_AMOUNT = 1_000_000
@@ -62,6 +62,11 @@ binds = _each(allow.check_bind)
 modules = _each(allow.check_module)
 commands = _each(allow.setup_words)
 directories = _each(_matching(DIRECTORY, "an absolute path, or one below ~"))
+
+
+def runtime(value: object, where: str) -> str:
+    program_words(value, where)
+    return t.text(value, where)
 
 
 def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:
@@ -312,7 +317,7 @@ KEYS: dict[str, t.Key] = {
     "gpu_backend": ("gpu_backend", t.Choice(get_args(Backend))),
     "nccl": ("nccl", nccl),
     "conda_base": ("conda_base", t.path),
-    "container_runtime": ("container_runtime", t.Choice(get_args(ContainerRuntime))),
+    "container_runtime": ("container_runtime", runtime),
     "binds": ("binds", binds),
     "defaults": ("defaults", defaults),
     "facts": ("facts", t.pairs),

@@ -78,6 +78,8 @@ def _check_array(spec: ScriptSpec, template: str) -> None:
 def _check_container(spec: ScriptSpec, template: str) -> None:
     """The container of a command holds the program alone; any other one holds hpctk as well."""
     inside = spec.container_python is not None
+    if spec.plain and spec.container:
+        return
     if inside and (spec.container is None or template == "command"):
         msg = "--container-python: hpctk does not run in a container here"
         raise RenderError(msg, hint="leave it out")
@@ -158,6 +160,8 @@ def plain_words(
         words.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
     bound = (one for one in options if one.startswith("--srun="))
     words += [shlex.quote(one.removeprefix("--srun=")) for one in bound]
+    if full.container is not None:
+        words.append('"${container[@]}"')
     words += _starter(full, template)
     return [*words, *map(shlex.quote, full.command)]
 
@@ -166,10 +170,11 @@ def _starter(full: ScriptSpec, template: str) -> list[str]:
     """What starts the program: nothing, Python, or torchrun."""
     if template == "command":
         return []
-    python = shlex.quote(full.python) if full.python else "python"
+    given = full.python if full.container is None else full.container_python
+    python = shlex.quote(given) if given else "python"
     if template in ("train-cpu", "train-single-gpu"):
         return [python]
-    torchrun = [python, "-m", "torch.distributed.run"] if full.python else ["torchrun"]
+    torchrun = [python, "-m", "torch.distributed.run"] if given else ["torchrun"]
     torchrun.append(f"--nproc-per-node={full.nproc_per_node}")
     if template == "train-multi-gpu":
         return [*torchrun, "--standalone"]

@@ -146,6 +146,7 @@ def _environment() -> jinja2.Environment:
         started=_started,
         run=lambda words: _Marked(_wrapped([*words, '"$@"'], "", "  ")),
         text=_comment_text,
+        line=_Marked,
         directive=lambda option: _Marked(directive_text(option)),
         yaml=_yaml,
         literal=lambda word: _yaml(word.replace("$", "$$")),

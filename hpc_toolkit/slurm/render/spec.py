@@ -213,7 +213,7 @@ class ScriptSpec:
         text(v.PROGRAMS, "an absolute path without ':'"), "Use this virtual environment.", "DIR"))
     container: str | None = _field(None, Row(ENVIRONMENT,
         text(v.NO_OPTION, "an image: a file, or docker://name:tag"), "Run the ranks in this image.",
-        "IMAGE", templates=_NOT_RAY, plain=False))
+        "IMAGE", templates=_NOT_RAY))
     bind: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.BINDS, "Bind a directory.",
         "FROM[:TO[:ro]]", needs="container"))
     node_setup: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,

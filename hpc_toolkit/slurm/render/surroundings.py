@@ -8,10 +8,17 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import setup_words
+from hpc_toolkit.slurm.containers import (
+    PROGRAMS,
+    Container,
+    gpu_of_type,
+    plain_lines,
+    program_words,
+)
 from hpc_toolkit.slurm.render.directives import cpus_of_rank, ranks
 from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, shown
 
@@ -48,6 +55,8 @@ class Surroundings:
     teardown: tuple[list[str], ...]
     threads: str
     """The value of OMP_NUM_THREADS, as bash reads it."""
+    container: tuple[str, ...]
+    """Lines of a plain script that set the bash array ``container``, the words of a container."""
     batch: tuple[str, ...]
     """The command of the batch process, up to "--" and the words of the job."""
 
@@ -72,6 +81,7 @@ def surroundings(
         setup=_setup(full, cluster),
         teardown=tuple(setup_words(line, "--teardown") for line in full.teardown),
         threads=_threads(full, given, trained),
+        container=_plain_container(full, cluster),
         batch=(
             *(full.python or "", "-P", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
             *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
@@ -106,11 +116,23 @@ def _values(
 
 
 def _container(full: ScriptSpec, cluster: Cluster, template: str) -> Iterator[tuple[str, object]]:
-    yield _runtime(full, cluster), full.container
-    for directory in (*cluster.binds, *full.bind):
+    container = container_of(full, cluster)
+    name = PurePosixPath(container.words[0]).name
+    yield name, full.container
+    if container.words != (name,):
+        yield "container-words", shlex.join(container.words)
+    if container.gpu:
+        yield "gpu-maker", container.gpu
+    for directory in container.binds:
         yield "bind", directory
     if template != "command":
         yield "container-python", full.container_python
+
+
+def _plain_container(full: ScriptSpec, cluster: Cluster) -> tuple[str, ...]:
+    if not (full.plain and full.container):
+        return ()
+    return tuple(plain_lines(container_of(full, cluster), gpus=full.gpus_per_node > 0))
 
 
 def _threads(full: ScriptSpec, given: set[str], trained: Training | None) -> str:
@@ -156,13 +178,24 @@ def _conda(full: ScriptSpec, cluster: Cluster) -> tuple[Step, ...]:
     )
 
 
-def _runtime(full: ScriptSpec, cluster: Cluster) -> Literal["apptainer", "pyxis"]:
-    """What runs containers on the cluster. Raises RenderError if its file does not say."""
+def container_of(full: ScriptSpec, cluster: Cluster) -> Container:
+    """The container of a request. Raises RenderError if the cluster's program is unknown, or for
+    a directory that the program cannot show."""
+    written = cluster.written("container_runtime")
     if cluster.container_runtime is None:
-        written = cluster.written("container_runtime")
         msg = f"--container: the container runtime of {cluster.name} is unknown ({written})"
-        raise RenderError(msg, hint='set it to "apptainer" or "pyxis"')
-    return cluster.container_runtime
+        raise RenderError(msg, hint=f"set it to one of {', '.join(PROGRAMS)}")
+    container = Container(
+        words=program_words(cluster.container_runtime, written),
+        image=full.container or "",
+        binds=(*cluster.binds, *full.bind),
+        gpu=gpu_of_type(full.gpu_type) if full.gpus_per_node else "",
+    )
+    for bind in container.binds:
+        if letters := container.refused(bind.replace(":", "").replace("\\", "")):
+            msg = f"--bind: {container.words[0]} cannot show {bind!r}: {letters!r} separate paths"
+            raise RenderError(msg, hint="use a directory without these characters in its path")
+    return container
 
 
 def _gpus_of_a_task(full: ScriptSpec, given: set[str]) -> int:

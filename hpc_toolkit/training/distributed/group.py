@@ -60,7 +60,7 @@ class DistributedInfo:
 
         Raises ConfigError if a variable is missing or invalid.
         """
-        slurm = RankInfo.from_environ(environ)
+        slurm = RankInfo.from_environ(environ, others=False)
         if "RANK" in environ or "WORLD_SIZE" in environ:
             place = cls(
                 rank=_number(environ, "RANK"),

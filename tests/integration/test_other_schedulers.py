@@ -1,0 +1,60 @@
+"""Workers in jobs of other schedulers: real processes with the variables that a job has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.queue.presence import read_presence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.realrun import Hpctk
+
+JOBS = {
+    "pbs:12": {"PBS_JOBID": "12.site", "PBS_JOBNAME": "squares"},
+    "lsf:12[3]": {"LSB_JOBID": "12", "LSB_JOBINDEX": "3", "LSB_JOBNAME": "squares"},
+    "sge:12": {"JOB_ID": "12", "SGE_TASK_ID": "undefined", "JOB_NAME": "squares"},
+    "flux:f12": {"FLUX_JOB_ID": "f12"},
+}
+
+
+def rank(job: str, number: int, size: int) -> dict[str, str]:
+    """The variables of one process that mpiexec, or flux run, has started."""
+    if job.startswith("flux"):
+        place = {"FLUX_TASK_RANK": number, "FLUX_TASK_LOCAL_ID": number, "FLUX_JOB_SIZE": size}
+    else:
+        place = {"PMI_RANK": number, "MPI_LOCALRANKID": number, "PMI_SIZE": size}
+    return JOBS[job] | {name: str(value) for name, value in place.items()}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_each_process_of_a_parallel_start_is_one_worker_of_its_job(hpctk: Hpctk, job: str) -> None:
+    hpctk("init", "run", "--command", "sleep 0.1", "--count", "12")
+
+    ended = [hpctk.start("work", "run", env=rank(job, number, 3)) for number in range(3)]
+
+    assert [one.ended().code for one in ended] == [0, 0, 0]
+    found = [read_presence(path) for path in (hpctk.cwd / "run/workers").glob("*.json")]
+    assert sorted(one.rank for one in found if one) == [0, 1, 2]
+    assert {one.job for one in found if one} == {job}
+    assert "12 of 12" in hpctk("status", "run").out
+
+
+def test_a_worker_leaves_before_the_end_that_the_scheduler_tells(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    """Half a minute before, and with the code that says that items are left."""
+    flux = tmp_path / "bin/flux"
+    flux.parent.mkdir()
+    flux.write_text("#!/bin/sh\necho 36\n", encoding="utf-8")
+    flux.chmod(0o755)
+    hpctk("init", "run", "--command", "sleep 0.4", "--count", "200")
+    path = {"PATH": f"{flux.parent}:{hpctk.environment()['PATH']}"}
+
+    ended = hpctk.start("work", "run", env={**rank("flux:f12", 0, 1), **path}).ended()
+
+    assert ended.code == 75, ended.err
+    assert 0 < hpctk("status", "run", "--json").json["stages"]["items"]["done"] < 200

@@ -386,6 +386,7 @@ def test_only_silent_workers_of_jobs_are_asked_about(run: Watched) -> None:
     run.begin("silent", job="17", interval_s=10.0)
     run.begin("slow", job="17", interval_s=20.0)
     run.begin("laptop", job=None, interval_s=10.0)
+    run.begin("lsf", job="lsf:17", interval_s=10.0)
     run.begin("left", job="17", state=FINISHED)
     beats = run.begin("beats", job="17", interval_s=10.0)
     for seconds in (0, 26):
@@ -418,8 +419,9 @@ def test_the_first_living_rank_of_a_cluster_speaks_for_all(run: Watched) -> None
     assert speakers() == [0]
 
 
-def test_nobody_speaks_outside_a_job(run: Watched) -> None:
-    worker = run.begin()
+@pytest.mark.parametrize("job", [None, "pbs:17"])
+def test_nobody_speaks_outside_a_job_of_slurm(run: Watched, job: str | None) -> None:
+    worker = run.begin(job=job)
     run.verdict()
 
     assert not run.observer.speaks(worker.presence, missed=2.5)

@@ -163,12 +163,15 @@ def load(run: Run | str | Path) -> optuna.Study:
 def export(run: Run, target: str) -> None:
     """Copy the study of a run to an Optuna storage: a URL, or else a file of its JournalStorage.
 
+    Optuna's own messages below warnings are turned off.
+
     Raises ConfigError: the storage has a study of this name, or cannot be written.
     """
     study = load(run)
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         file = JournalFileBackend(target) if "://" not in target else None
         storage = target if file is None else optuna.storages.JournalStorage(file)

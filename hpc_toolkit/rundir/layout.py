@@ -97,6 +97,17 @@ class RunPaths:
 
 CALLS = "hpc_toolkit.worker.calls:Calls"
 """The workload of an executor's run, whose functions are not known when the run is created."""
+
+WITHDRAWN = "withdrawn-"
+"""Beginning of the names under which executors fail calls that nobody needs any more."""
+
+
+def shown_item(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as people see it: of a call, without the part that only its executor reads."""
+    is_call = "function" in item and "args" in item
+    return {key: one for key, one in item.items() if not (is_call and key == "stored")}
+
+
 BY_NAME, BY_ITEM = "keys", "item"
 """How a function is called: with the keys of the item by name, or with the item."""
 

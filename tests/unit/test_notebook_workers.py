@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import submitit
 
 from hpc_toolkit import notebook
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.notebook.executors import LOCAL
+from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.facts import load_cluster
@@ -27,11 +25,6 @@ SITE = load_cluster("lab")
 @pytest.fixture(autouse=True)
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptJobs:
     return KeptJobs(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "jobs"
 
 
 @pytest.fixture
@@ -89,18 +82,6 @@ def test_workers_that_fill_no_nodes_are_refused(n: Any, how: Any, match: str, ru
     assert read_jobs(run.paths) == []
 
 
-def test_an_executor_of_another_shape_is_refused(run: Run, folder: Path) -> None:
-    executor = notebook.executor(SITE, folder=folder, nodes=2, gpus_per_node=2)
-
-    with pytest.raises(ConfigError, match="n: 3 workers are not 2 nodes x 2 ranks"):
-        notebook.submit_workers(run, 3, executor=executor)
-    with pytest.raises(ConfigError, match="executor: cannot be combined"):
-        notebook.submit_workers(run, 4, executor=executor, gpus_per_node=2)
-    others = submitit.AutoExecutor(folder, cluster="slurm")
-    with pytest.raises(ConfigError, match="AutoExecutor was not made by hpc_toolkit"):
-        notebook.submit_workers(run, 1, executor=others)
-
-
 def test_a_complete_run_needs_no_workers(run: Run) -> None:
     assert run.work(1) == 0
 
@@ -108,21 +89,9 @@ def test_a_complete_run_needs_no_workers(run: Run) -> None:
         notebook.submit_workers(run, 1, cluster=SITE)
 
 
-def test_what_is_previewed_is_what_is_sent(run: Run, sbatch: KeptJobs, folder: Path) -> None:
-    executor = notebook.executor(SITE, folder=folder, nodes=2, gpus_per_node=2, time=30)
-    before = notebook.preview(executor)
-
-    shown = notebook.preview(executor, run)
-    assert notebook.preview(executor) == before != shown
-    notebook.submit_workers(run, 4, executor=executor)
-
-    assert sbatch.script().rstrip() == shown.rstrip()
-    assert subprocess.run(["bash", "-n"], input=shown, text=True, check=False).returncode == 0
-
-
-def test_jobs_are_found_again_by_the_run(run: Run, folder: Path) -> None:
+def test_jobs_are_found_again_by_the_run(run: Run) -> None:
     notebook.submit_workers(run, 2, cluster=SITE, gpus_per_node=2, job_name="mine")
-    notebook.submit_workers(run, 1, executor=notebook.executor(SITE, folder=folder))
+    notebook.submit_workers(run, 1, cluster=SITE)
 
     found = notebook.WorkerJobs.open(run.root)
 
@@ -242,16 +211,14 @@ def test_silence_of_slurm_is_no_end(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(slurm, "squeue", silent)
 
-    assert jobs._over() is False
+    assert jobs.are_over() is False
 
 
-@pytest.mark.usefixtures("sbatch")
-def test_another_version_of_submitit_is_named_by_its_preview() -> None:
-    with pytest.raises(HpcToolkitError, match=r"submitit [\d.]+ does not show"):
-        notebook.preview(object())
+def test_what_is_previewed_is_what_is_sent(run: Run, sbatch: KeptJobs) -> None:
+    request: Any = {"cluster": SITE, "nodes": 2, "gpus_per_node": 2, "time": 30}
 
+    shown = notebook.preview(run, **request)
+    notebook.submit_workers(run, **request)
 
-def test_nothing_is_given_to_sbatch_on_this_machine(folder: Path, run: Run) -> None:
-    assert "nothing is given to sbatch" in notebook.preview(
-        notebook.executor(LOCAL, folder=folder), run
-    )
+    assert sbatch.script().rstrip() == shown.rstrip()
+    assert subprocess.run(["bash", "-n"], input=shown, text=True, check=False).returncode == 0

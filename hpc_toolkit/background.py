@@ -208,8 +208,10 @@ class Background(futures.Executor):
 
     def _tell(self) -> None:
         """Update what is shown of the workers while somebody waits."""
-        began = time.monotonic()
-        if self._shown.watched and began >= self._more_at:
+        if self._shown.watched and time.monotonic() >= self._more_at:
+            import hpc_toolkit.planning.reading  # noqa: F401 - takes longer than a reading
+
+            began = time.monotonic()
             own = Run(self._view.paths.root, self.run.manifest)
             more = one_line(own.status()).partition("; ")[2]
             self._shown.more = more if self._jobs is None else self._jobs.line()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import doctest
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -446,6 +448,27 @@ def test_code_that_changed_runs_again_unless_told_otherwise(
 
     assert (out, len(hpctk.noted("call"))) == (printed, calls), err
     assert said in err
+
+
+def test_a_terminal_shows_one_line_while_a_script_waits(hpctk: Hpctk) -> None:
+    text = SCRIPT.replace("sleep(0.2)", "sleep(1)").replace("in as_completed(calls)", "in calls")
+    Scripts(hpctk, text)
+    leader, terminal = pty.openpty()
+    argv = [sys.executable, "script.py", "2"]
+    environ = hpctk.environment()
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=terminal) as script:
+        os.close(terminal)
+        shown = b""
+        with suppress(OSError):  # its last process has closed the terminal
+            while data := os.read(leader, 1 << 16):
+                shown += data
+        assert script.stdout is not None
+        assert script.stdout.read().decode() == PRINTED
+    os.close(leader)
+
+    assert re.search(rb"\r\d+ of 12 calls done; 2 workers", shown)
+    assert shown.endswith(b"\r\x1b[K")
+    assert b"\n" not in shown
 
 
 def test_a_run_restored_from_a_snapshot_gets_the_calls_that_the_snapshot_lacks(

@@ -22,8 +22,10 @@ import pytest
 
 from hpc_toolkit import Executor, background
 from hpc_toolkit.calls import caller as calls
+from hpc_toolkit.calls.recorded import key_of
 from hpc_toolkit.errors import CallError, ConfigError, RunError, TryAgainLaterError
 from hpc_toolkit.run import Run
+from hpc_toolkit.worker.calls import Calls
 from tests.toyrun import ToyWorker
 
 
@@ -448,6 +450,30 @@ def test_what_calls_share_is_stored_once_and_large_functions_are_reported(
 
     caller.store(caller.call(lambda: array, (), {}))
     assert "<lambda> takes 1.5 MiB with what it refers to; pass large" in capsys.readouterr().err
+
+
+def test_tensors_reach_the_function_as_they_were(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    marked = torch.ones(2)
+    marked.mark = 5
+    given = [
+        torch.ones(3, requires_grad=True),
+        torch.ones(70_000, dtype=torch.bfloat16, requires_grad=True),
+        torch.ones(()),
+        marked,
+    ]
+    caller = calls.Caller(tmp_path / "calls")
+    call = caller.call(list, (given,), {})
+    caller.store(call)
+
+    (found,) = Calls(str(tmp_path)).run(None, [json.loads(json.dumps(call.item))])
+
+    for one, other in zip(found, given, strict=True):
+        assert (one.dtype, one.requires_grad) == (other.dtype, other.requires_grad)
+        assert vars(one) == vars(other)
+        assert torch.equal(one, other)
+    plain = caller.call(list, ([one.detach() for one in given[:2]],), {})
+    assert key_of(plain.item) != key_of(caller.call(list, (given[:2],), {}).item)
 
 
 def test_importing_the_package_imports_no_executor() -> None:

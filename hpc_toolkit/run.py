@@ -163,7 +163,7 @@ class Run:
 
         stage = replace(snapshot.manifest.stages[0], **(changes or {}))
         manifest = new_manifest(root, stage, copy_code=copy_code)
-        manifest, lines = _checked(snapshot.items, manifest, decide="workload" in (changes or {}))
+        manifest, lines = _checked(snapshot.usable, manifest, decide="workload" in (changes or {}))
         note_origin(manifest, snapshot)
         sealed = snapshot.sealed if open_end is None else not open_end
         fill = partial(import_results, stage=stage, rows=snapshot.kept)

@@ -27,7 +27,7 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.lists import FORMAT, ITEMS, make_items
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.rundir.layout import refuse_removed
+from hpc_toolkit.rundir.layout import refuse_removed, shown_item
 from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import note, printable
@@ -69,7 +69,7 @@ def explain(
 
 
 def life_lines(life: dict[str, Any]) -> list[str]:
-    lines = [f"{json.dumps(life['item'], ensure_ascii=False)}: {life['state']}"]
+    lines = [f"{json.dumps(shown_item(life['item']), ensure_ascii=False)}: {life['state']}"]
     lines.append(f"  stage {life['stage']}, unit {life['unit']}, group {json.dumps(life['group'])}")
     for claim in life["claims"]:
         released = "released" if claim["released"] else "not released"

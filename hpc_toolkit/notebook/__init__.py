@@ -1,8 +1,7 @@
 """Submit and follow a run's workers from a notebook, on a cluster or locally.
 
-``submit_workers`` submits workers of a run, ``watch`` follows a run, ``executor`` makes a submitit
-executor for single functions from a cluster's facts, and ``preview`` shows what would be submitted.
-submitit is imported when the first executor is made.
+``submit_workers`` submits workers of a run, ``preview`` shows what would be submitted, and
+``watch`` follows a run. Workers for functions: :meth:`hpc_toolkit.Executor.slurm`.
 
 >>> from hpc_toolkit import Run
 >>> from hpc_toolkit.notebook import submit_workers
@@ -16,14 +15,13 @@ Not promised: when workers start; on a cluster their jobs wait in the queue as a
 
 from __future__ import annotations
 
-from hpc_toolkit.notebook.executors import LOCAL, Resources, executor
+from hpc_toolkit.notebook.resources import LOCAL, Resources
 from hpc_toolkit.notebook.workers import WorkerJobs, preview, report, submit_workers, watch
 
 __all__ = [
     "LOCAL",
     "Resources",
     "WorkerJobs",
-    "executor",
     "preview",
     "report",
     "submit_workers",

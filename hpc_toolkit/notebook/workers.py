@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.notebook.executors import Resources, requested, resolved
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.notebook.resources import Resources, requested, resolved
 from hpc_toolkit.report.notebook import StatusDisplay, status_html
 from hpc_toolkit.results.progress import NO_WORKER
 from hpc_toolkit.results.status import Beside
@@ -54,19 +54,15 @@ if TYPE_CHECKING:
 MAX_RANKS = 65536
 """Largest number of workers in one call; more is a mistake."""
 RUNNING, FINISHED = "RUNNING", "FINISHED"
-_LOOK_FIRST_S, _LOOK_LAST_S = 0.2, 2.0
-_ASK_FIRST_S, _ASK_LAST_S = 2.0, 60.0
+_LOOK_FIRST_S, _LOOK_LAST_S, _ASK_FIRST_S, _ASK_LAST_S = 0.2, 2.0, 2.0, 60.0
 _NO_SCRIPT = "# processes on this machine; nothing is given to sbatch\n"
-
-_PROCESSES: dict[str, subprocess.Popen[bytes]] = {}
-"""Local jobs that this process started, by their ids."""
+_PROCESSES: dict[str, subprocess.Popen[bytes]] = {}  # of local jobs, by their ids
 
 
 def submit_workers(
     run: Run | str | Path,
-    n: int,
+    n: int | None = None,
     *,
-    executor: Any = None,
     cluster: str | Cluster | None = None,
     array: bool = False,
     **resources: Unpack[Resources],
@@ -78,12 +74,13 @@ def submit_workers(
 
     Args:
         run: the run, or its directory, which the nodes must see.
-        n: number of workers; with GPUs one for each, unless the resources say otherwise.
-        executor: from :func:`hpc_toolkit.notebook.executor`, whose cluster and resources are
-            used; None: the arguments below.
-        cluster: as for ``executor``.
+        n: number of workers; None: as many as ``nodes`` have, one per GPU or else one per node.
+        cluster: a name of ``hpctk cluster list``, the path of a TOML file, the facts themselves, or
+            "local": processes on this machine, with the environment and GPUs of this process, for
+            which most resources except ``time`` and ``gpus_per_node`` have no effect. None:
+            ``$HPCTK_CLUSTER``, else the cluster that is recognized here.
         array: submit jobs of one node each, which start and end independently of each other.
-        resources: as for ``executor``; ``nodes`` follows from ``n`` if it is left out.
+        resources: see :class:`Resources`; ``nodes`` follows from ``n`` if it is left out.
 
     Raises:
         ConfigError, RenderError: ``n`` workers cannot be submitted in this shape.
@@ -91,40 +88,58 @@ def submit_workers(
         SlurmError: Slurm refused the job.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    check_run(run)
-    if type(n) is not int or not 1 <= n <= MAX_RANKS:
+    return WorkerJobs(run, send_request(run, requested_workers(run, n, cluster, array, resources)))
+
+
+class LocalRequest(NamedTuple):
+    n: int
+    spec: ScriptSpec
+
+
+"""Workers on this machine."""
+
+
+def requested_workers(
+    run: Run, n: int | None, cluster: str | Cluster | None, array: bool, resources: Resources
+) -> Submission | LocalRequest:
+    """Check a request for workers, as :func:`submit_workers` takes it."""
+    if n is not None and (type(n) is not int or not 1 <= n <= MAX_RANKS):
         msg = f"n: {n!r} is not a number of workers"
         raise ConfigError(msg, hint=f"a whole number from 1 to {MAX_RANKS}")
-    if executor is None:
-        spec, site = requested(resources), resolved(cluster)
-        if site is not None:
-            spec = _shaped(spec, n, array=array, any_nodes=resources.get("nodes") is None)
-    elif resources or cluster is not None:
-        msg = "executor: cannot be combined with a cluster or resources"
-        raise ConfigError(msg, hint="pass them to hpc_toolkit.notebook.executor")
-    else:
-        spec, site = request_of(executor)
+    spec, site = requested(resources), resolved(cluster)
     if site is None:
-        return WorkerJobs(run, [_start_here(run, n, spec)])
+        return LocalRequest(n or _here(spec), spec)
+    if n is not None:
+        spec = _shaped(spec, n, array=array, any_nodes=resources.get("nodes") is None)
     per_node = complete(spec, site).ntasks_per_node or 1
     ranks = spec.nodes * per_node
+    n = n or ranks
     if n % ranks or (n != ranks and not array):
         msg = f"n: {n} workers are not {counted(spec.nodes, 'node')} x {per_node} ranks"
         hint = "change n, nodes or ntasks_per_node; array=True submits several such jobs"
         raise ConfigError(msg, hint=hint)
     check_directory(site, Path.cwd())
+    return submission(run, spec, site, elements=n // ranks)
+
+
+def _here(spec: ScriptSpec) -> int:
+    """How many workers a request means on this machine."""
+    if spec.nodes > 1:
+        msg = f"nodes: {spec.nodes} nodes were requested, but this machine is one node"
+        raise ConfigError(msg, hint="on a cluster, name it, such as cluster='generic'")
+    return spec.ntasks_per_node or spec.gpus_per_node or 1
+
+
+def send_request(run: Run, request: Submission | LocalRequest) -> list[RunJob]:
+    """Submit what was requested. Raises RunError, SlurmError: nothing more was submitted."""
+    check_run(run)
+    if isinstance(request, LocalRequest):
+        return [_start_here(run, request.n, request.spec)]
     note_overrides()
-    found = without_failed_nodes(submission(run, spec, site, elements=n // ranks))
+    found = without_failed_nodes(request)
     for text in found.notes:
         note(text)
-    return WorkerJobs(run, list(send(found)))
-
-
-def request_of(executor: Any) -> tuple[ScriptSpec, Cluster | None]:
-    if not hasattr(executor, "request"):
-        msg = f"executor: {type(executor).__name__} was not made by hpc_toolkit"
-        raise ConfigError(msg, hint="create it with hpc_toolkit.notebook.executor")
-    return executor.request, executor.site
+    return list(send(found))
 
 
 def submission(run: Run, spec: ScriptSpec, site: Cluster, *, elements: int = 1) -> Submission:
@@ -135,31 +150,20 @@ def submission(run: Run, spec: ScriptSpec, site: Cluster, *, elements: int = 1) 
     return of_request(spec, site, template, run=run, cwd=Path.cwd())
 
 
-def preview(executor: Any, run: Run | str | Path | None = None) -> str:
-    """The script that would be given to sbatch, ending in a newline.
-
-    Args:
-        executor: any executor of submitit; with ``run``, one of hpc_toolkit.
-        run: show what ``submit_workers(run, ...)`` would send; None: what ``submit`` would.
-
-    Raises HpcToolkitError: this version of submitit does not show it.
-    """
-    if run is not None:
-        run = run if isinstance(run, Run) else Run.open(run)
-        spec, site = request_of(executor)
-        if site is not None:
-            return submission(run, spec, site).scripts[0].text
-        return f"{_NO_SCRIPT}hpctk work {shlex.quote(str(run.root))}\n"
-    import submitit
-
-    inner = getattr(executor, "_executor", executor)
-    try:
-        command = inner._submitit_command_str
-        text = inner._make_submission_file_text(command, "preview")
-    except (AttributeError, TypeError) as error:
-        msg = f"submitit {submitit.__version__} does not show what it would submit: {error}"
-        raise HpcToolkitError(msg, hint="submitit 1.5.4 does; submitting still works") from error
-    return f"{text.rstrip()}\n" if text else f"{_NO_SCRIPT}{command}\n"
+def preview(
+    run: Run | str | Path,
+    n: int | None = None,
+    *,
+    cluster: str | Cluster | None = None,
+    array: bool = False,
+    **resources: Unpack[Resources],
+) -> str:
+    """The script that :func:`submit_workers` would give to sbatch."""
+    run = run if isinstance(run, Run) else Run.open(run)
+    request = requested_workers(run, n, cluster, array, resources)
+    if not isinstance(request, LocalRequest):
+        return request.scripts[0].text
+    return f"{_NO_SCRIPT}hpctk work {shlex.quote(str(run.root))} --workers {request.n}\n"
 
 
 def _shaped(spec: ScriptSpec, n: int, *, array: bool, any_nodes: bool) -> ScriptSpec:
@@ -234,7 +238,7 @@ class WorkerJobs:
         """The state of every job, by its id: Slurm's word, or "unknown", which is not an error."""
         known = self._records()
         return {
-            job.job: known[job.job].state if job.job in known else _local_state(job)
+            job.job: known[job.job].state if job.job in known else local_state(job)
             for job in self.jobs
         }
 
@@ -249,7 +253,7 @@ class WorkerJobs:
     def _reason(self, halt: Halt) -> str:
         if halt.kind != NO_WORKER:
             return halt.reason
-        if here := [job for job in self.jobs if job.local and _local_state(job) == RUNNING]:
+        if here := [job for job in self.jobs if job.local and local_state(job) == RUNNING]:
             return (
                 f"no worker is alive, and job {here[-1].job} runs here: its workers are "
                 f"starting, or {here[-1].cwd}/{here[-1].log} tells why not"
@@ -265,9 +269,9 @@ class WorkerJobs:
         Raises SlurmError: Slurm did not do it.
         """
         for job in (job for job in self.jobs if job.local):
-            if _local_state(job) == RUNNING:
+            if local_state(job) == RUNNING:
                 _PROCESSES[job.job].terminate()
-            elif _local_state(job) == UNKNOWN and self._living():
+            elif local_state(job) == UNKNOWN and self.living():
                 all_of_them = f"'hpctk drain {self.run.root}' asks all workers of the run to leave"
                 note(f"job {job.job} is not ours to end: {all_of_them}")
         queued = queued_jobs(job for job in self.jobs if not job.local)
@@ -281,33 +285,33 @@ class WorkerJobs:
 
         Ends earlier when no job is left or after ``timeout`` seconds. Interrupting it stops no job.
         """
-        return _follow(self.run.status, timeout, self._over).complete
+        return _follow(self.run.status, timeout, self.are_over).complete
 
     def watch(self, timeout: float | None = None) -> bool:
         """Like :meth:`wait`, but show the run's status meanwhile.
 
         If the jobs are over and the run is not complete, it prints how the jobs ended.
         """
-        complete = _follow(self.status, timeout, self._over, StatusDisplay()).complete
-        if not complete and self._over():
+        complete = _follow(self.status, timeout, self.are_over, StatusDisplay()).complete
+        if not complete and self.are_over():
             known = self._records()
             for job in self.jobs:
                 ending = _ending(job, known.get(job.job), log_files(self.run.paths, job.job))
                 sys.stdout.write(f"{ending}\n")
         return complete
 
-    def _over(self) -> bool:
+    def are_over(self) -> bool:
         """Whether no job runs or waits any more; False if Slurm does not answer."""
-        local = {_local_state(job) for job in self.jobs if job.local}
+        local = {local_state(job) for job in self.jobs if job.local}
         # Of a job that another process started, only the workers are known.
-        if RUNNING in local or (UNKNOWN in local and self._living()):
+        if RUNNING in local or (UNKNOWN in local and self.living()):
             return False
         try:
             return not queued_jobs(job for job in self.jobs if not job.local)
         except slurm.SlurmError:
             return False
 
-    def _living(self) -> set[str]:
+    def living(self) -> set[str]:
         return living_workers(self.run.view, SystemClock())
 
     def __repr__(self) -> str:
@@ -321,7 +325,7 @@ class WorkerJobs:
         return f"{status_html(self.status())}<table>{rows}</table>"
 
 
-def _local_state(job: RunJob) -> str:
+def local_state(job: RunJob) -> str:
     """``RUNNING``, ``FINISHED``, ``INTERRUPTED``, or "unknown" if another process started it."""
     process = _PROCESSES.get(job.job)
     if process is None:
@@ -330,7 +334,7 @@ def _local_state(job: RunJob) -> str:
 
 
 def _ending(job: RunJob, record: JobRecord | None, logs: list[Path]) -> str:
-    state = _local_state(job) if record is None else record.state
+    state = local_state(job) if record is None else record.state
     code = _PROCESSES[job.job].returncode if job.job in _PROCESSES else None
     code = code if record is None else record.exit_code
     ended = f", exit code {code}" if code else ""

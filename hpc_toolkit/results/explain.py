@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.results.journals import ATTEMPTS, records_of
+from hpc_toolkit.rundir.layout import shown_item
 from hpc_toolkit.system.record import Record, asdict, fresh
 
 if TYPE_CHECKING:
@@ -294,7 +295,8 @@ def group_failures(
             one.error = one.message
         one.stage = found.stage.spec.name
         one.item = number_of(view, found.stage, found.unit, found.position)
-        one.example = json.loads(item_json(found.stage, found.unit, found.position))
+        item = json.loads(item_json(found.stage, found.unit, found.position))
+        one.example = shown_item(item)
     return ranked
 
 

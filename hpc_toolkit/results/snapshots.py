@@ -21,7 +21,7 @@ from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.results.tables import row_fault
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
-from hpc_toolkit.rundir.layout import Manifest, parse_manifest
+from hpc_toolkit.rundir.layout import Manifest, parse_manifest, shown_item
 from hpc_toolkit.rundir.values import is_stored
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.jsonlines import encode
@@ -72,6 +72,14 @@ class Snapshot:
         """Rows of done items whose values are complete here, and not in value files of the run."""
         done = (row for row in self.rows if row["state"] == "done")
         return [row for row in done if not is_stored(row.get("types", {}))]
+
+    @property
+    def usable(self) -> list[Item]:
+        """All items but calls without a result here whose arguments are in files of the run."""
+        done = {canonical(row["item"]) for row in self.kept}
+        apart = (shown_item(one) != one and "file" in one["stored"] for one in self.items)
+        found = zip(self.items, apart, strict=True)
+        return [one for one, is_apart in found if not is_apart or canonical(one) in done]
 
     def to_lines(self) -> Iterator[bytes]:
         """One JSON object, with an item or a row on each line."""
@@ -235,6 +243,9 @@ def note_origin(manifest: Manifest, snapshot: Snapshot) -> None:
     if apart := snapshot.counts["done"] - len(snapshot.kept):
         what = f"{counted(apart, 'result')} of the snapshot {'is' if apart == 1 else 'are'}"
         sys.stderr.write(f"warning: {what} in value files, which it lacks; those items run again\n")
+    if calls := len(snapshot.items) - len(snapshot.usable):
+        what = f"the snapshot lacks the arguments or functions of {counted(calls, 'call')}"
+        sys.stderr.write(f"warning: {what}; start their script on this run: it adds them again\n")
     code = snapshot.manifest.provenance.get("code")
     before = code.get(stage) if isinstance(code, dict) else None
     if snapshot.counts["done"] and before not in (None, manifest.provenance["code"][stage]):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.rundir.layout import shown_item
 from hpc_toolkit.rundir.valuefiles import WHOLE, Values, value_columns
 from hpc_toolkit.system.jsonlines import (
     AT_ONCE,
@@ -192,7 +193,7 @@ def _cells(
     own = list(OWN)
     with _named_damage(rows):
         for row in known:
-            for keys, given in ((items, row["item"]), (values, value_columns(row))):
+            for keys, given in ((items, shown_item(row["item"])), (values, value_columns(row))):
                 if not given.keys() <= keys.keys():
                     keys.update(dict.fromkeys(given))
             if INHERITED in row:
@@ -201,7 +202,7 @@ def _cells(
     def cells() -> Iterator[list[Any]]:
         with _named_damage(rows):
             for row in rows:
-                item, value = row["item"], row["value"]
+                item, value = shown_item(row["item"]), row["value"]
                 if type(value) is not dict or "types" in row:
                     value = read(row)
                 if not (item.keys() <= items.keys() and value.keys() <= values.keys()):

@@ -13,6 +13,7 @@ from hpc_toolkit.results.columnfiles import parquet_of
 from hpc_toolkit.results.records import Attempt
 from hpc_toolkit.results.tables import beside, cell, csv_lines, json_array, json_lines
 from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.rundir.layout import shown_item
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,7 +105,7 @@ def _names(history: History, stage: str | None) -> Iterator[str]:
         for segment in view.log.segments.values() if stage in (None, view.spec.name) else ():
             with suppress(RunError, OSError):  # of a damaged segment the keys before the damage
                 for line in segment.items():
-                    keys |= dict.fromkeys(json.loads(line))
+                    keys |= dict.fromkeys(shown_item(json.loads(line)))
     yield from keys
 
 

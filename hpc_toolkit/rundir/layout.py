@@ -102,6 +102,17 @@ CALLS = "hpc_toolkit.worker.calls:Calls"
 STUDY = "hpc_toolkit.study.trials:Trials"
 """The workload of a study's run. As :data:`CALLS`, it runs the user's code, and it is given the
 run's directory as its option ``root``."""
+
+WITHDRAWN = "withdrawn-"
+"""Beginning of the names under which executors fail calls that nobody needs any more."""
+
+
+def shown_item(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as people see it: of a call, without the part that only its executor reads."""
+    is_call = "function" in item and "args" in item
+    return {key: one for key, one in item.items() if not (is_call and key == "stored")}
+
+
 BY_NAME, BY_ITEM = "keys", "item"
 """How a function is called: with the keys of the item by name, or with the item."""
 

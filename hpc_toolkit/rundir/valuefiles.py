@@ -237,7 +237,7 @@ def read_part(path: Path, tag: Any, *, plain: bool = False, own: bool = False) -
 
     ``plain``: tensors as arrays; ``own``: see :func:`loads`. Raises RunError: the file is damaged.
     """
-    kind, start, length, total, *dtype = tag
+    kind, start, length, total, *of_tensor = tag
     try:
         with path.open("rb") as file:
             _check(file, start, length, total)
@@ -248,7 +248,7 @@ def read_part(path: Path, tag: Any, *, plain: bool = False, own: bool = False) -
         raise RunError(message, hint="try again in a minute; else restore the file") from error
     if kind == "pickle":
         return loads(content, own=own)
-    return _tensor(content, dtype[0], plain=plain) if dtype else content
+    return _tensor(content, *of_tensor, plain=plain) if of_tensor else content
 
 
 def _check(file: BinaryIO, start: int, length: int, total: str) -> None:
@@ -267,7 +267,7 @@ def _array(file: BinaryIO) -> Any:
     return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _tensor(array: Any, dtype: str, *, plain: bool) -> Any:
+def _tensor(array: Any, dtype: str, has_gradient: bool = False, *, plain: bool) -> Any:
     """A tensor from its numbers, or ``plain`` an array, which has float32 for bfloat16."""
     narrow = dtype == "bfloat16"
     if plain:
@@ -275,7 +275,7 @@ def _tensor(array: Any, dtype: str, *, plain: bool) -> Any:
     import torch
 
     tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if narrow else tensor
+    return (tensor.view(torch.bfloat16) if narrow else tensor).requires_grad_(has_gradient)
 
 
 WHOLE = object()

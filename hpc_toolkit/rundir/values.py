@@ -84,14 +84,17 @@ class Forms:
         if type(value) is not list:
             self._types[place] = type(value).__name__
         if isinstance(value, set | frozenset):
-            with suppress(TypeError):  # so that equal sets have equal forms
-                value = sorted(value)
+            try:  # so that equal sets have equal forms
+                value = sorted(value, key=_order)
+            except TypeError:
+                del self._types[place]
+                return self._object(value, place, depth, sorted(map(natural, value), key=repr))
         return [self.form(one, f"{place}/{at}", depth + 1) for at, one in enumerate(value)]
 
     def _dict(self, value: dict[Any, Any], place: str, depth: int) -> Any:
         if not {str}.issuperset(map(type, value)):
             named = dict(zip(map(str, value), value.values(), strict=True))
-            if len(named) < len(value):
+            if len(named) < len(value) or any(" at 0x" in key for key in named):
                 return self._object(value, place, depth, [*value.items()])
             if not all(type(key) in (str, int, bool, type(None)) for key in value):
                 return self._object(value, place, depth, named)
@@ -118,7 +121,7 @@ class Forms:
             return self._scalar(value, place, depth)
         if np is not None and kind is np.ndarray and not value.dtype.hasobject:
             return self._array(value, place, value)
-        if torch is not None and kind is getattr(torch, "Tensor", None):
+        if torch is not None and kind is getattr(torch, "Tensor", None) and not vars(value):
             return self._tensor(value, place, depth)
         if name == "timedelta" and kind is sys.modules["datetime"].timedelta:
             seconds = value.total_seconds()
@@ -147,17 +150,17 @@ class Forms:
             return None
         return made
 
-    def _array(self, array: Any, place: str, value: Any, dtype: str = "") -> Any:
-        """An array, or the array that has the numbers of a tensor with this ``dtype``."""
+    def _array(self, array: Any, place: str, value: Any, *tensor: Any) -> Any:
+        """An array, or the array of the numbers of a ``tensor``: its dtype, True for a gradient."""
         kind, small = array.dtype.kind, array.size <= _SMALL and array.nbytes <= _INLINE
         if small and (kind in "biU" or (kind == "f" and array.itemsize <= 8)):
             shown = value.tolist()
             if kind != "f" or sys.modules["numpy"].isfinite(array).all():
-                what = ["tensor", dtype] if dtype else ["array", array.dtype.str]
-                self._types[place] = [*what, list(array.shape)]
+                what = ["tensor", tensor[0]] if tensor else ["array", array.dtype.str]
+                self._types[place] = [*what, list(array.shape), *tensor[1:]]
                 return shown
         if self._store is not None:
-            self._store.part(place, *(("torch", array, dtype) if dtype else ("npy", array)))
+            self._store.part(place, *(("torch", array, *tensor) if tensor else ("npy", array)))
         if small and kind in "fcM":
             return Forms({}, None).form(
                 array.astype(str).tolist() if kind == "M" else value.tolist()
@@ -175,7 +178,7 @@ class Forms:
             return self._object(there, place, depth, None)
         if narrow is not there and not there.isfinite().all():
             return self._object(there, place, depth, None)
-        return self._array(array, place, there, dtype)
+        return self._array(array, place, there, dtype, *[True] * value.requires_grad)
 
     def _object(self, value: Any, place: str, depth: int, shown: Any) -> Any:
         """An object that is pickled; ``shown`` is a simpler value that shows it, or None."""
@@ -186,6 +189,21 @@ class Forms:
                 if size is None or size <= _INLINE or len(encode(form)) <= _INLINE:
                     return form
         return described(value, size)
+
+
+def _order(member: Any) -> Any:
+    """Where a member comes in the order of a set. TypeError: its type has no place in it."""
+    kind = type(member)
+    if kind in (int, bool) or (kind is float and not math.isnan(member)):
+        return "", member
+    if kind in (str, bytes, float, type(None)) or (
+        getattr(sys.modules.get(_BY_TEXT.get(kind.__name__, "")), kind.__name__, None) is kind
+    ):
+        return kind.__name__, member if kind in (str, bytes) else repr(member)
+    if kind not in (tuple, frozenset):
+        raise TypeError
+    members = [*map(_order, member)]
+    return kind.__name__, members if kind is tuple else sorted(members)
 
 
 _FORMS: dict[type, Callable[[Forms, Any, str, int], Any]] = {
@@ -281,7 +299,8 @@ def made(tag: Any, form: Any) -> Any:
         return np.array(form, dtype=more[0]).reshape(more[1])
     import torch
 
-    return torch.tensor(form, dtype=getattr(torch, more[0])).reshape(more[1])
+    found = torch.tensor(form, dtype=getattr(torch, more[0])).reshape(more[1])
+    return found.requires_grad_() if more[2:] else found
 
 
 def _made_by_name(tag: str, form: Any) -> Any:

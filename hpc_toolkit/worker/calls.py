@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 _MOST_LOADED = 100
 """Most functions that a process keeps."""
-FUNCTION, HELD = "/function", "/held"
-"""Places of an item for the code of its function, and for what the function holds."""
+FUNCTION, HELD, CODE = "/function", "/held", "/code"
+"""Places of an item for the code of its function, for what the function holds, and for the code
+that this and the arguments reach."""
 
 
 class Calls:

@@ -1,47 +1,61 @@
 """Fingerprints of functions and objects, which are the same each time that a script is started.
 
 The bytes of a pickle are not: they depend on addresses, on the order of sets, and on what was
-pickled before. A fingerprint has what can be compared: the code of functions of the user, what
-it refers to, and the state of objects. A part that cannot be compared counts by its type alone.
+pickled before. A fingerprint has what can be compared: the state of objects, and, separately, the
+code of functions and classes of the user that they reach, with what that code refers to. A part
+that cannot be compared counts by its type alone.
 """
 
 from __future__ import annotations
 
+import dis
 import hashlib
+import os
+import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
 
 from hpc_toolkit.rundir.pickles import dumps, reducers
 from hpc_toolkit.worker.code import is_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, range, type(...)))
 _MOST = 100_000
 """Most parts that are compared; what follows counts by its type."""
 _DEEPEST = 200
 _LENGTH = 16
+_LARGE, _PART = 1 << 20, 1 << 22
+_digests: dict[tuple[int, int], tuple[list[int], bytes]] = {}
+"""Address and length of large arrays -> checksums and digests of their parts."""
+_MOST_DIGESTS = 100
+_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _CACHED = type(lru_cache(len))
 """The type of functions with ``functools.lru_cache``."""
 
 
-def fingerprint(value: object) -> str:
-    """16 hexadecimal digits; equal for equal values, also in another process."""
-    found = _Fingerprint()
+def fingerprint(value: object) -> tuple[str, str]:
+    """Fingerprints of a value, and of the code that it reaches, "" for none.
+
+    16 hexadecimal digits each; equal for equal values and code, also in another process.
+    """
+    found = _Fingerprint(codes={})
     found.add(value)
-    return found.text
+    return found.text, found.text_of_codes
 
 
-def of_function(function: Any) -> tuple[str, str]:
-    """The fingerprint of the code of a function, and of what it holds; "" if it holds nothing.
+def of_function(function: Any) -> tuple[str, str, str]:
+    """The fingerprints of a function's code, of what it holds, and of the code reached by that.
 
     A function holds the variables of an enclosing function, a method its object, and an object
-    that can be called its state.
+    that can be called its state. "" if it holds nothing, or no code.
     """
     held: list[Any] = []
     if isinstance(function, MethodType):
@@ -57,7 +71,8 @@ def of_function(function: Any) -> tuple[str, str]:
     else:
         found.add(type(function))
         held.append(function)
-    return found.text, fingerprint(held) if any(one is not None for one in held) else ""
+    is_empty = all(one is None for one in held)
+    return found.text, *(("", "") if is_empty else fingerprint(held))
 
 
 def is_users(function: object) -> bool:
@@ -70,8 +85,9 @@ def is_users(function: object) -> bool:
 
 
 class _Fingerprint:
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+    def __init__(self, codes: dict[int, tuple[Any, str]] | None = None) -> None:
+        """``codes``: takes the code of functions and classes, by their ids; None: code counts."""
+        self._hash, self._codes = hashlib.sha256(), codes
         self._seen: dict[int, int] = {}
         self._depth = 0
         self._kept: list[object] = []  # or another object could get the address of one
@@ -79,6 +95,20 @@ class _Fingerprint:
     @property
     def text(self) -> str:
         return self._hash.hexdigest()[:_LENGTH]
+
+    @property
+    def text_of_codes(self) -> str:
+        # Sorted, because members of sets are reached in any order.
+        codes = "".join(sorted({text for _, text in (self._codes or {}).values()}))
+        return hashlib.sha256(codes.encode()).hexdigest()[:_LENGTH] if codes else ""
+
+    def _is_apart(self, code: Any, add: Callable[[_Fingerprint, Any], None]) -> bool:
+        """Whether code does not count here; then its own fingerprint is taken."""
+        if self._codes is not None and id(code) not in self._codes:
+            found = _Fingerprint()
+            add(found, code)
+            self._codes[id(code)] = code, found.text
+        return self._codes is not None
 
     def _note(self, *words: object) -> None:
         self._hash.update("\0".join(map(str, words)).encode(errors="surrogatepass") + b"\1")
@@ -123,29 +153,36 @@ class _Fingerprint:
             self.add(value.__wrapped__)
         elif np is not None and type(value) is np.ndarray and not value.dtype.hasobject:
             self._note(repr(value.dtype), value.shape)
-            self._hash.update(np.ascontiguousarray(value).reshape(-1).view("u1").data)
+            self._hash.update(_digest(np.ascontiguousarray(value).reshape(-1).view("u1")))
         elif torch is not None and isinstance(value, torch.Tensor):
             self._tensor(value, torch)
         else:
             self._object(value)
 
     def _set(self, value: Any) -> None:
-        members = []
+        # Each member begins with what is known before the set, which has no order.
+        members, own, known = [], self._hash, len(self._kept)
         for one in value:
-            member = _Fingerprint()
-            # Each member begins with what is known before the set, which has no order.
-            member._seen, member._kept = {**self._seen}, [*self._kept]
-            member._depth = self._depth
-            member.add(one)
-            members.append(member.text)
+            self._hash = hashlib.sha256()
+            self.add(one)
+            members.append(self.text)
+            for added in self._kept[known:]:
+                del self._seen[id(added)]
+            del self._kept[known:]
+        self._hash = own
         self._note(*sorted(members))
 
     def _dict(self, value: dict[Any, Any]) -> None:
         self._all(chain.from_iterable(value.items()))
 
     def _function(self, value: FunctionType) -> None:
-        self.add_code_of(value)
-        self._all((value.__defaults__, *(value.__closure__ or ())))
+        self._note(value.__module__, value.__qualname__)
+        # Many functions may be called <lambda>: only their code distinguishes them.
+        is_named = "<lambda>" not in value.__qualname__
+        if is_users(value) and not (is_named and self._is_apart(value, _Fingerprint.add_code_of)):
+            self.add_code_of(value)
+        held = value.__closure__ or ()
+        self._all((value.__defaults__, *held) if "<locals>" in value.__qualname__ else held)
 
     def _method(self, value: MethodType) -> None:
         self._all((value.__self__, value.__func__))
@@ -162,11 +199,14 @@ class _Fingerprint:
             return  # the version of a package is not looked at
         self._code(function.__code__, function.__doc__)
         self._all((function.__kwdefaults__, vars(function)))
-        names, known = sorted(set(_names(function.__code__))), function.__globals__
-        for name in (name for name in names if name in known):
-            self.add(known[name])
-            if isinstance(module := known[name], ModuleType) and _is_users_module(module):
-                self._all(vars(module)[one] for one in names if one in vars(module))
+        known = function.__globals__
+        for name, *attributes in references(function.__code__):
+            if name in known:
+                self.add(found := known[name])
+                for one in attributes:
+                    if not (_is_users_module(found) and one in vars(found)):
+                        break
+                    self.add(found := vars(found)[one])
         if "<locals>" not in function.__qualname__:
             self.add(function.__defaults__)
 
@@ -185,9 +225,9 @@ class _Fingerprint:
 
     def _class(self, kind: type) -> None:
         self._note(kind.__module__, kind.__qualname__)
-        if is_users(kind):
+        if is_users(kind) and not self._is_apart(kind, _Fingerprint._class):
             self._all(kind.__bases__)
-            own = {name: one for name, one in vars(kind).items() if name not in _OF_EACH_CLASS}
+            own = {name: one for name, one in vars(kind).items() if not _MADE.match(name)}
             self._all(chain.from_iterable(sorted(own.items())))
 
     def _tensor(self, value: Any, torch: Any) -> None:
@@ -196,7 +236,7 @@ class _Fingerprint:
             self._note(value.dtype, tuple(value.shape), value.requires_grad)
             self.add(there.contiguous().reshape(-1).view(torch.uint8).numpy())
         except (TypeError, RuntimeError):  # such as a sparse tensor
-            self._pickle(value)
+            self._object(value)
 
     def _object(self, value: Any) -> None:
         try:
@@ -222,19 +262,57 @@ _PARTS: dict[type, Callable[[_Fingerprint, Any], None]] = {
     CodeType: lambda self, value: self._code(value, None),
     MethodType: _Fingerprint._method,
     BuiltinFunctionType: _Fingerprint._builtin,
+    TypeVar: lambda self, value: self._note(value.__name__),
+    type(os.environ): lambda _self, _value: None,  # it differs from process to process
 }
-_OF_EACH_CLASS = frozenset(
-    ("__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__")
+_MADE = re.compile(
+    "__(doc|dict|weakref|firstlineno|static_attributes|pydantic_(?!fields__)[a-z_]+)__$"
 )
+"""Attributes that Python or pydantic makes of a class, some with addresses in them."""
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _names(one)
+@lru_cache(maxsize=1000)
+def references(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """The globals that code reads, each with the attributes that it reads from it."""
+    found: list[tuple[str, ...]] = []
+    is_read = False
+    for step in dis.get_instructions(code):
+        if step.opname in _OF_GLOBALS:
+            found.append((step.argval,))
+            is_read = True
+        elif is_read and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            found[-1] += (step.argval,)
+        elif step.opname != "EXTENDED_ARG":
+            is_read = False
+    inner = [
+        one for const in code.co_consts if type(const) is CodeType for one in references(const)
+    ]
+    return tuple(sorted({*found, *inner}))
 
 
-def _is_users_module(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
+def _is_users_module(module: Any) -> bool:
+    if not isinstance(module, ModuleType):
+        return False
+    # A package without __init__.py has only directories.
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     return file is not None and not is_installed(file)
+
+
+def _digest(data: Any) -> Any:
+    """The bytes of an array, or a digest of many bytes.
+
+    A digest is taken again only if a checksum differs from that of the bytes which were there
+    before: many calls may share an array, and it may change between them.
+    """
+    if data.nbytes < _LARGE:
+        return data.data
+    parts = [data.data[at : at + _PART] for at in range(0, data.nbytes, _PART)]
+    place = data.__array_interface__["data"][0], data.nbytes
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        sums = [*pool.map(crc32, parts)]
+        if place not in _digests or _digests[place][0] != sums:
+            if len(_digests) >= _MOST_DIGESTS:
+                _digests.clear()
+            digests = pool.map(lambda part: hashlib.sha256(part).digest(), parts)
+            _digests[place] = sums, b"".join(digests)
+    return _digests[place][1]

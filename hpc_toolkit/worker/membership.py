@@ -85,9 +85,11 @@ class Membership:
         clock: Clock,
         lease_s: float,
         log_limit: float = math.inf,
+        *,
+        prefix: str = "",
     ) -> None:
         """``log_limit``: bytes of the worker's log above which its oldest output is removed."""
-        host = host_name()
+        host = prefix + host_name()
         self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{os.urandom(3).hex()}"
         self.lock = WorkerLock(paths.worker_lock(self.name))
         self.workers = rank.world_size

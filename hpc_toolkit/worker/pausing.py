@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.rundir.layout import WITHDRAWN
 from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ def _count(stage: StageView) -> tuple[int, int, int, int]:
             found = state.item_state(unit, item)
             done += found is ItemState.DONE
             failed += found is ItemState.FAILED
+            if any(ref.worker.startswith(WITHDRAWN) for ref in history.failures.values()):
+                failed -= found is ItemState.FAILED
+                continue
             floor = state.floor(unit.unit.entry, item)
             hurt += found is not ItemState.DONE and history.attempts(floor) > 0
     return done, hurt, failed, total

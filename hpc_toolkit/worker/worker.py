@@ -23,6 +23,7 @@ from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.probes import LIMIT_S, LOCK
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.imports import open_streams
 from hpc_toolkit.system.processes import WARNING, readable
@@ -180,7 +181,10 @@ class Worker:
         while True:
             self._tick()
             if self._drain.requested:
-                return TRY_AGAIN
+                # The list of an executor's calls stays open, and nothing is left of it.
+                calls = all(s.spec.workload.function == CALLS for s in self._view.stages.values())
+                left = any(stage.state.open for stage in self._view.stages.values())
+                return TRY_AGAIN if left or not calls else EXIT_COMPLETE
             holds = self._host_watch.holds()
             assignment = None if holds else self._picker.next(self._runner.loaded, self._pacing)
             if assignment is not None:

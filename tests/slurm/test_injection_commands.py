@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from hpc_toolkit import notebook
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, check_name
-from hpc_toolkit.notebook.executors import Resources
+from hpc_toolkit.notebook.resources import Resources
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.system.terminal import show_error
@@ -308,22 +307,26 @@ def test_hostile_names_and_directories_of_labs_are_refused_or_taken(
 WORDS = [
     name
     for name, kind in Resources.__annotations__.items()
-    if "str" in str(kind) and "Sequence" not in str(kind) and "dict" not in str(kind)
+    if name not in ("conda", "venv", "container", "idle_exit", "output", "chdir", "time_min")
+    and "str" in str(kind)
+    and "Sequence" not in str(kind)
+    and "dict" not in str(kind)
 ]
 """The words of a request whose values are texts."""
 
 
 def preview_of(resources: dict[str, Any]) -> str:
-    """What submitit would give to sbatch."""
+    """What would be given to sbatch."""
     needs: dict[str, Any] = (
         {"gpus_per_node": 1} if {"gpu_type", "mem_per_gpu"} & set(resources) else {}
     )
-    made = notebook.executor(injection.LAB, folder=Path("f").absolute(), **needs, **resources)
-    return notebook.preview(made)
+    root = Path("previewed")
+    run = Run.open(root) if root.exists() else Run.create(root, [{"x": 4}], workload="math:sqrt")
+    return notebook.preview(run, cluster=injection.LAB, **needs, **resources)
 
 
 @sized
-def test_hostile_resources_of_an_executor_are_refused_or_read_as_they_are(
+def test_hostile_resources_of_workers_are_refused_or_read_as_they_are(
     call: Call, lab: LabUnderTest, tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int
 ) -> None:
     reader = Reader(lab, tmp_path)
@@ -346,36 +349,6 @@ def test_hostile_resources_of_an_executor_are_refused_or_read_as_they_are(
     MEASURED.append(f"hostile words of notebooks taken: {counts}")
     assert counts["comment"] > 80 // every
     assert {path.name for path in tmp_path.iterdir()} <= {"read.sbatch", "f"}
-
-
-@pytest.mark.slow
-def test_a_notebooks_job_has_exactly_what_was_asked_for(
-    call: Call, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "bench"
-    root.mkdir()
-    bench = Bench(lab, root)
-    monkeypatch.setenv("PATH", f"{bench.bin}:{os.environ['PATH']}")
-    texts = [one.value for one in injection.accepted("env value")]
-    env = {f"HOSTILE_{at}": text for at, text in enumerate(texts)}
-    lines = [one.value for one in injection.accepted("setup") if one.value.startswith("record ")]
-    comment = 'it\'s "$(touch canary)" `touch canary`; #SBATCH --x'
-    made = notebook.executor(
-        injection.LAB, folder=bench.place / "f", env=env, setup=lines, modules=["a/b"],
-        comment=comment, mem="100M", time=5, cpus_per_task=1,
-    )  # fmt: skip
-
-    job = made.submit(subprocess.check_output, ["env", "-0"])
-
-    lab.wait_for(job.job_id)
-    seen = dict(line.split("=", 1) for line in job.result().decode().split("\0")[:-1])
-    assert {name: seen.get(name) for name in env} == env
-    calls = [["module", "load", "a/b"], *(["record", *shlex.split(one)[1:]] for one in lines)]
-    assert bench.calls(job.job_id) == calls
-    queued = lab.run("squeue", "-h", "--states=all", f"--jobs={job.job_id}", "--format=%k")
-    assert re.fullmatch(f"{re.escape(comment)} hpctk:[0-9a-f]{{12}}\n", queued.stdout)
-    assert {path.name for path in bench.place.iterdir()} == {"f"}
-    assert bench.canaries() == set()
 
 
 @pytest.mark.slow
@@ -402,26 +375,3 @@ def test_workers_of_a_hostile_run_finish_it(
         assert run.status().complete
     assert {path.name for path in bench.place.iterdir()} == {*names, "slurm"}
     assert bench.canaries() == set()
-
-
-def test_hostile_folders_of_an_executor_are_refused_or_used(
-    call: Call, lab: LabUnderTest, tmp_path: Path
-) -> None:
-    used, jobs = 0, []
-    for text in TEXTS:
-        if "/" in text or not can_be_a_name(text.replace("\ud800", "x")):
-            continue
-        try:
-            folder = tmp_path / "folders" / text
-            made = notebook.executor(injection.LAB, folder=folder, mem="50M", time=5)
-        except HpcToolkitError:
-            continue
-        used += 1
-        if text in ("it's", '"; touch canary; "', "$(touch canary)", " lead", "\u540d\u524d"):
-            jobs.append(made.submit(os.getcwd))
-
-    assert used > 70
-    for job in jobs:
-        lab.wait_for(job.job_id)
-    assert [job.result() for job in jobs] == [str(tmp_path)] * 5
-    assert not list(tmp_path.rglob("canary"))

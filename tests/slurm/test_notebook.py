@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shlex
+import signal
+import subprocess
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import nbformat
 import pytest
 
 from hpc_toolkit import notebook
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.run import Run
-from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.notebooks import EXAMPLE, execute
 from tests.slurm.rehearsal import MEASURED, wait_until
 
@@ -103,6 +105,33 @@ def test_a_warned_job_drains_and_starts_again_with_what_is_left(
     lab.wait_for(job, "COMPLETED")
 
 
+def test_an_element_of_an_array_starts_again_alone(lab: LabUnderTest, cwd: Path) -> None:
+    run = sleeping(240, 0.2)
+    jobs = notebook.submit_workers(run, 3, cluster="lab", gpus_per_node=1, array=True, time=10)
+    working(run, 3)
+    last = f"{jobs.jobs[0].job}_2"
+
+    lab.run("scancel", "--batch", "--signal=USR1", last)
+
+    assert jobs.wait()
+    assert_whole(run)
+    assert sorted(one.restart for one in workers_of(run)) == [0, 0, 0, 1]
+
+
+def test_a_job_that_may_not_start_again_ends_with_75(lab: LabUnderTest, cwd: Path) -> None:
+    run = sleeping(200, 0.2)
+    jobs = notebook.submit_workers(run, 2, cluster="lab", requeue=False)
+    (job,) = (job.job for job in jobs.jobs)
+    working(run, 2)
+
+    lab.run("scancel", "--batch", "--signal=USR1", job)
+
+    assert jobs.wait() is False
+    lab.wait_for(job, "FAILED")
+    assert "ExitCode=75:0" in lab.scontrol("show", "job", job)
+    assert run.status().stages["items"].claimed == 0
+
+
 def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
     lab: LabUnderTest, cwd: Path
 ) -> None:
@@ -119,6 +148,19 @@ def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
     status = run.status()
     assert (status.deaths, status.stages["items"].claimed) == (0, 0)
     assert {one.state for one in workers_of(run)} == {FINISHED}
+
+
+def test_the_other_ranks_go_on_when_one_is_killed(lab: LabUnderTest, cwd: Path) -> None:
+    run = sleeping(60, 0.2)
+    jobs = notebook.submit_workers(run, 4, cluster="lab", gpus_per_node=2)
+    victim = working(run, 4)[0]
+
+    os.kill(victim.pid, signal.SIGKILL)
+
+    assert jobs.wait()
+    lab.wait_for(jobs.jobs[0].job, "COMPLETED")
+    assert Run.open(run.root).status().stages["items"].done == 60
+    assert len([one for one in workers_of(run) if one.state == FINISHED]) == 3
 
 
 def test_a_paused_run_ends_its_job_for_good(lab: LabUnderTest, cwd: Path) -> None:
@@ -149,27 +191,66 @@ def test_workers_are_submitted_from_inside_a_job(lab: LabUnderTest, cwd: Path) -
     assert_whole(run)
 
 
-# --- functions ---
+# --- calls ---
+
+CALLS = """
+import os, sys, time
+import pandas
+from hpc_toolkit import Executor
+
+table = pandas.DataFrame({"a": range(40)})
+offset = 100
+
+def noted(number):
+    with open("trace", "a", buffering=1) as file:
+        file.write(f"{number}\\n")
+    time.sleep(1)
+    return int(table["a"][number]) + offset
+
+with Executor("runs/x") as executor:
+    jobs = executor.slurm(cluster="lab", nodes=2, gpus_per_node=2, time=10)
+    made = executor.map(noted, range(40))
+    square = executor.submit(lambda x: x * offset, 3)
+    print(sum(made), square.result(), [job.job for job in jobs.jobs])
+"""
 
 
-def placed() -> Any:
-    def place(number: int) -> tuple[int, str, str]:
-        return number, os.environ["SLURMD_NODENAME"], os.environ["CUDA_VISIBLE_DEVICES"]
+def test_calls_of_a_killed_script_go_on_in_its_job_and_none_runs_twice(
+    lab: LabUnderTest, cwd: Path
+) -> None:
+    (cwd / "script.py").write_text(CALLS)
+    argv = [sys.executable, "script.py"]
+    trace = cwd / "trace"
+    with subprocess.Popen(argv, cwd=cwd, env=lab.env) as script:
+        wait_until(lambda: trace.exists() and len(trace.read_text().split()) > 6, "calls")
+        script.kill()
+    run = Run.open(cwd / "runs/x")
+    victim = next(one for one in workers_of(run) if one.state != FINISHED)
+    os.kill(victim.pid, signal.SIGKILL)
 
-    # Pickled by value, since it has no name: the nodes do not find this module.
-    return place
+    done = subprocess.run(argv, cwd=cwd, env=lab.env, check=True, capture_output=True, text=True)
+
+    (job,) = notebook.WorkerJobs.open(run).jobs
+    assert done.stdout == f"{sum(range(40)) + 4000} 300 ['{job.job}']\n"
+    assert f"has job {job.job} of this request: it is not sent again" in done.stderr
+    counts = Run.open(run.root).status().stages["items"]
+    assert (counts.done, counts.duplicates) == (41, 0)
+    assert len(trace.read_text().split()) <= 41  # the call of the killed worker began twice
+    lab.wait_for(job.job, "COMPLETED")
+
+    again = subprocess.run(argv, cwd=cwd, env=lab.env, check=True, capture_output=True, text=True)
+
+    assert again.stdout == f"{sum(range(40)) + 4000} 300 []\n"
+    assert [one.job for one in notebook.WorkerJobs.open(run).jobs] == [job.job]
 
 
-def test_functions_are_an_array_in_parts_in_an_odd_folder(lab: LabUnderTest, cwd: Path) -> None:
-    site = replace(load_cluster("lab"), max_array_size=2)
-    folder = cwd / "it's a folder, é #1"
-    executor: Any = notebook.executor(site, folder=folder, gpus_per_node=1, time=5)
+def test_cells_of_a_notebook_make_calls_in_a_job(lab: LabUnderTest, cwd: Path) -> None:
+    path = cwd / "calls.ipynb"
+    cells = [nbformat.v4.new_code_cell(CALLS, id="calls")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
 
-    jobs = executor.map_array(placed(), range(5))
-    found = [job.result() for job in jobs]
+    shown = execute(path, cwd, lab.env).text("calls")
 
-    assert [number for number, _, _ in found] == list(range(5))
-    assert {node for _, node, _ in found} <= set(lab.nodes)
-    assert all(gpus for _, _, gpus in found)
-    arrays = {job.job_id.partition("_")[0] for job in jobs}
-    assert len(arrays) == 3
+    assert f"{sum(range(40)) + 4000} 300" in shown
+    assert re.search(r"\d+ of 41 calls done", shown)
+    assert f"{sum(range(40)) + 4000} 300 []" in execute(path, cwd, lab.env).text("calls")

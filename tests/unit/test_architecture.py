@@ -28,8 +28,8 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # The rooms of the package: each may import from those before it.
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
-    *("results", "report", "campaign", "planning", "run", "calls", "futures", "study"),
-    *("submit", "doctor", "engines", "notebook", "training", "tracking", "cli", "__main__"),
+    *("results", "report", "campaign", "planning", "run", "calls", "study", "submit", "doctor"),
+    *("engines", "notebook", "background", "futures", "training", "tracking", "cli", "__main__"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
@@ -61,7 +61,6 @@ FENCES: dict[str, set[str]] = {
     "filelock": {"lab", "planning.simulation", "science.workloads"},
     "jinja2": {"slurm.render"},
     "click": {"cli"},
-    "submitit": {"notebook"},
     "IPython": {"report.notebook"},
 }
 

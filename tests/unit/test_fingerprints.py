@@ -19,12 +19,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCRIPT = """
-import collections, dataclasses, datetime, decimal, enum, functools, math, pathlib, re, threading
+import collections, dataclasses, datetime, decimal, enum, functools, hashlib, math, os, pathlib, re
+import threading, typing
 import helpers
+import package.sub
 import numpy as np
+from hpc_toolkit.calls.caller import Caller
+from hpc_toolkit.calls.recorded import key_of
 from hpc_toolkit.worker.fingerprints import fingerprint, of_function
 
+caller = Caller(pathlib.Path("calls"))
+digest = lambda key: hashlib.sha256(key).hexdigest()
 LIMIT = 5
+ATTRIBUTE = 1
 
 @dataclasses.dataclass
 class Config:
@@ -54,6 +61,12 @@ def make(k):
 def cached(x):
     return x + 1
 
+def reads(x):
+    return package.sub.scale(x.ATTRIBUTE)
+
+class Generic(typing.Generic[typing.TypeVar("T")]):
+    pass
+
 loop = [1]
 loop.append(loop)
 node = Model(5)
@@ -64,11 +77,13 @@ VALUES = [
     np.arange(5), np.float32(1), np.array(["a"], dtype=object), datetime.date(2026, 1, 2),
     decimal.Decimal("1.10"), pathlib.Path("a"), Config(0.1, {"p", "q", "r"}), Color.RED, Model(3),
     re.compile("a+"), collections.OrderedDict(a=1), threading.Lock(), slice(1, 2), range(3), Model,
+    os.environ, {1, "a", None, (1, "x"), frozenset("abc")}, {frozenset("abc"), frozenset("xyz")},
+    {Model(1), Color.RED}, Generic, {"functions": [plain, Model], 1: {plain, make(5)}},
 ]
 FUNCTIONS = [plain, make(3), make(4), Model(3).predict, cached, lambda x: x + LIMIT, "abc".upper,
-             functools.partial(plain, 1), math.sqrt, Model]
+             functools.partial(plain, 1), math.sqrt, Model, reads]
 for value in VALUES:
-    print(fingerprint(value))
+    print(*fingerprint(value), digest(key_of(caller.call(len, [value], {}).item)))
 for function in FUNCTIONS:
     print(*of_function(function))
 """
@@ -80,6 +95,8 @@ def fingerprints(
 ) -> list[str]:
     (tmp_path / "script.py").write_text(script)
     (tmp_path / "helpers.py").write_text(helpers)
+    (tmp_path / "package").mkdir(exist_ok=True)
+    (tmp_path / "package" / "sub.py").write_text(helpers)
     environ = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"}
     argv = [sys.executable, "script.py"]
     done = subprocess.run(argv, cwd=tmp_path, env=environ, check=True, stdout=subprocess.PIPE)
@@ -101,11 +118,12 @@ def test_fingerprints_are_the_same_in_every_process_and_differ_from_each_other(
         ("# nothing", "# nothing", 0),
         ('    "What it does."', '    "What it does now."', 0),
         ("LIMIT = 5", "# a comment\n\nLIMIT = 5", 0),
-        ("for y in range(x)", "for z in range(x)", 2),  # of plain, and of the partial that has it
-        ("y=2", "y=3", 2),
-        ("return x + k", "return x - k", 2),
-        ("return self.k * x", "return self.k + x", 5),  # the class, its object and its method
-        ("LIMIT = 5", "LIMIT = 6", 8),
+        ("for y in range(x)", "for z in range(x)", 3),  # of plain, and of what has it
+        ("y=2", "y=3", 3),
+        ("ATTRIBUTE = 1", "ATTRIBUTE = 2", 0),  # not what x.ATTRIBUTE reads
+        ("return x + k", "return x - k", 3),
+        ("return self.k * x", "return self.k + x", 7),  # the class, its objects and its method
+        ("LIMIT = 5", "LIMIT = 6", 10),
     ],
 )
 def test_what_changed_has_another_fingerprint(
@@ -120,8 +138,8 @@ def test_what_changed_has_another_fingerprint(
 @pytest.mark.parametrize(
     ("helpers", "changed"),
     [
-        (HELPERS.replace("x * FACTOR", "x / FACTOR"), 2),
-        (HELPERS.replace("FACTOR = 2", "FACTOR = 3"), 2),
+        (HELPERS.replace("x * FACTOR", "x / FACTOR"), 4),
+        (HELPERS.replace("FACTOR = 2", "FACTOR = 3"), 4),
         (HELPERS + "def other():\n    pass\n", 0),
     ],
 )
@@ -170,3 +188,23 @@ def chain(length: int, last: int) -> list[Any]:
 )
 def test_values_that_differ_have_other_fingerprints(one: Any, other: Any) -> None:
     assert fingerprint(one) != fingerprint(other)
+
+
+def test_a_large_array_that_changed_in_place_has_another_fingerprint() -> None:
+    array = np.zeros(1 << 20)
+    first = fingerprint(array)
+    assert fingerprint(array.copy()) == first == fingerprint(array)
+
+    array[-1] = 1
+
+    assert fingerprint(array) != first
+    array[-1] = 0
+    assert fingerprint(array) == first
+
+
+def test_members_of_a_set_after_a_long_list_take_no_longer_than_before_it() -> None:
+    """Looking at the list again for each member would take minutes."""
+    members = {(number, str(number)) for number in range(20_000)}
+    shared = [(number,) for number in range(50_000)]
+
+    assert fingerprint([shared, members]) == fingerprint([shared, {*sorted(members)}])

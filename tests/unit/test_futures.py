@@ -20,9 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_toolkit import Executor, calls, futures
+from hpc_toolkit import Executor, background
+from hpc_toolkit.calls import caller as calls
+from hpc_toolkit.calls.recorded import key_of
 from hpc_toolkit.errors import CallError, ConfigError, RunError, TryAgainLaterError
 from hpc_toolkit.run import Run
+from hpc_toolkit.worker.calls import Calls
 from tests.toyrun import ToyWorker
 
 
@@ -53,8 +56,8 @@ def answer(root: Path, argument: Any, kind: str = "done", repeat: int = 0, **fie
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are written when the executor is shut down."""
-    monkeypatch.setattr(futures, "_WINDOW_S", 3600.0)
-    monkeypatch.setattr(futures, "_LONGEST_S", 3600.0)
+    monkeypatch.setattr(background, "_WINDOW_S", 3600.0)
+    monkeypatch.setattr(background, "_LONGEST_S", 3600.0)
 
 
 def test_results_and_failures_reach_their_futures(fast_dir: Path) -> None:
@@ -105,8 +108,8 @@ def test_a_second_executor_returns_recorded_results_and_awaits_the_others(fast_d
 def test_calls_are_written_together_and_can_be_cancelled_until_then(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(futures, "_WINDOW_S", 60.0)  # ended by shutdown
-    monkeypatch.setattr(futures, "_LONGEST_S", 60.0)
+    monkeypatch.setattr(background, "_WINDOW_S", 60.0)  # ended by shutdown
+    monkeypatch.setattr(background, "_LONGEST_S", 60.0)
     executor = Executor(fast_dir / "r")
     numbers = [executor.submit(math.sqrt, number) for number in range(300)]
     assert numbers[7].cancel()
@@ -127,7 +130,7 @@ def test_calls_are_written_together_and_can_be_cancelled_until_then(
 
 
 def test_calls_of_a_map_are_one_segment(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(futures, "_WINDOW_S", 0.0)
+    monkeypatch.setattr(background, "_WINDOW_S", 0.0)
     executor = Executor(fast_dir / "r")
 
     executor.map(math.sqrt, range(500))
@@ -229,6 +232,94 @@ def test_a_chunksize_below_1_is_a_value_error(fast_dir: Path, size: int) -> None
     executor.shutdown()
 
 
+def test_the_end_of_a_script_leaves_workers_to_another_that_lives(fast_dir: Path) -> None:
+    root = fast_dir / "r"
+    script = f"""
+import sys
+from hpc_toolkit import Executor
+executor = Executor({str(root)!r})
+print("began", flush=True)
+sys.stdin.readline()
+executor.shutdown()
+"""
+
+    def requests() -> int:
+        with Executor(root) as executor:
+            number = len(written(root)) + 1
+            future = executor.submit(math.sqrt, number)
+            answer(root, number, value=1.0)
+            future.result()
+        return len(list((root / "control").iterdir()))
+
+    Executor(root).shutdown()
+    ToyWorker(Run.open(root).paths, "elsewhere")
+    argv = [sys.executable, "-c", script]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert requests() == 0
+        other.kill()
+        other.wait()
+        assert requests() == 1  # its process is gone
+    (silent,) = (root / "calls").glob("*.script")
+    silent.write_text(json.dumps(["another host", "boot", 1, 1]))
+    assert requests() == 1
+    os.utime(silent, (0, 0))
+    assert requests() == 2
+
+
+def old_code(number: int, how: str) -> int:
+    return number
+
+
+def new_code(number: int, how: str) -> int:
+    return number + 1
+
+
+new_code.__qualname__ = new_code.__name__ = "old_code"
+
+
+def test_calls_of_earlier_code_that_were_not_started_are_withdrawn(
+    fast_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = fast_dir / "r"
+    first = Executor(root)
+    first.map(old_code, range(30), ["x"] * 30)
+    while not written(root):
+        time.sleep(0.005)
+    started = ToyWorker(Run.open(root).paths, "started")
+    assert started.claim("000001-0")
+    living = Executor(root)
+    living.submit(new_code, 1, "y")
+    while len(written(root)) < 31:
+        time.sleep(0.005)
+    assert Run.open(root).status().stages["items"].failed == 0  # the first script waits for them
+    living.shutdown(cancel_futures=True)
+    first.shutdown(cancel_futures=True)
+
+    again = Executor(root)
+    future = again.submit(new_code, 1, "y")
+    failed = 30 - len(unit_of(root, "000001-0"))
+    while Run.open(root).status().stages["items"].failed != failed:
+        time.sleep(0.005)
+
+    counts = Run.open(root).status()
+    assert "paused" not in counts.reason
+    assert not future.done()
+    again.submit(old_code, 29, "x")  # which somebody wants again
+    while len(written(root)) < 32:
+        time.sleep(0.005)
+    again.shutdown(cancel_futures=True)
+    said = f"old_code changed: {failed} calls of the code before were not started, and do not run"
+    assert said in capsys.readouterr().err
+
+
+def unit_of(root: Path, name: str) -> range:
+    view = Run.open(root).view
+    view.poll()
+    return view.stages["items"].unit(name).items
+
+
 def test_a_dropped_executor_is_collected_once_its_calls_are_done(fast_dir: Path) -> None:
     executor = Executor(fast_dir / "r")
     dropped, thread = weakref.ref(executor), executor._thread
@@ -266,7 +357,7 @@ def test_an_executor_takes_no_calls_in_a_forked_process(fast_dir: Path) -> None:
         with contextlib.suppress(RuntimeError), executor:
             executor.submit(math.sqrt, 4)
             os._exit(1)
-        futures._write_all()  # as at the end of the interpreter
+        background._write_all()  # as at the end of the interpreter
         os._exit(0)
 
     executor._changed.release()
@@ -361,6 +452,30 @@ def test_what_calls_share_is_stored_once_and_large_functions_are_reported(
     assert "<lambda> takes 1.5 MiB with what it refers to; pass large" in capsys.readouterr().err
 
 
+def test_tensors_reach_the_function_as_they_were(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    marked = torch.ones(2)
+    marked.mark = 5
+    given = [
+        torch.ones(3, requires_grad=True),
+        torch.ones(70_000, dtype=torch.bfloat16, requires_grad=True),
+        torch.ones(()),
+        marked,
+    ]
+    caller = calls.Caller(tmp_path / "calls")
+    call = caller.call(list, (given,), {})
+    caller.store(call)
+
+    (found,) = Calls(str(tmp_path)).run(None, [json.loads(json.dumps(call.item))])
+
+    for one, other in zip(found, given, strict=True):
+        assert (one.dtype, one.requires_grad) == (other.dtype, other.requires_grad)
+        assert vars(one) == vars(other)
+        assert torch.equal(one, other)
+    plain = caller.call(list, ([one.detach() for one in given[:2]],), {})
+    assert key_of(plain.item) != key_of(caller.call(list, (given[:2],), {}).item)
+
+
 def test_importing_the_package_imports_no_executor() -> None:
     code = "import sys, hpc_toolkit; assert not [m for m in sys.modules if 'hpc_toolkit.' in m]"
 
@@ -370,7 +485,7 @@ def test_importing_the_package_imports_no_executor() -> None:
 def test_a_lack_of_workers_is_reported_once(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(futures, "_NOTE_S", 0.0)
+    monkeypatch.setattr(background, "_NOTE_S", 0.0)
     executor = Executor(fast_dir / "r")
     future = executor.submit(math.sqrt, 4)
     while not (printed := capsys.readouterr().err):
@@ -381,7 +496,7 @@ def test_a_lack_of_workers_is_reported_once(
     executor.shutdown()
     assert printed == (
         f"note: {fast_dir}/r waits for workers; start them with "
-        f"'hpctk work {fast_dir}/r' or 'hpctk submit --run {fast_dir}/r'\n"
+        f"executor.slurm(), 'hpctk work {fast_dir}/r' or 'hpctk submit --run {fast_dir}/r'\n"
     )
     assert capsys.readouterr().err == ""
 

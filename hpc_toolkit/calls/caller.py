@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import CallError, ConfigError, RunError
-from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.run import MAX_WORKERS, Run, create_run
 from hpc_toolkit.rundir.layout import CALLS, list_stage
 from hpc_toolkit.rundir.pickles import UnrestoredError, dumps, refusal
@@ -22,7 +20,7 @@ from hpc_toolkit.rundir.valuefiles import ValueFile, stored
 from hpc_toolkit.rundir.values import Forms, described, pointer, steps
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.terminal import note
-from hpc_toolkit.worker.calls import FUNCTION, HELD
+from hpc_toolkit.worker.calls import CODE, FUNCTION, HELD
 from hpc_toolkit.worker.code import is_installed
 from hpc_toolkit.worker.fingerprints import fingerprint, is_users, of_function
 from hpc_toolkit.worker.loading import new_manifest
@@ -73,44 +71,6 @@ def number_of(workers: int | None, max_workers: int | None) -> int:
     return int(given)
 
 
-class Recorded:
-    """The calls of a run that are finished, and the code that made them."""
-
-    def __init__(self, run: Run, on_change: str, shown: Path) -> None:
-        """``shown``: the directory of the run as its user named it."""
-        if on_change not in ("rerun", "keep", "error"):
-            raise ConfigError(f"on_change must be rerun, keep or error, got {on_change!r}")
-        self.rows: dict[bytes, dict[str, Any]] = {}
-        self._root, self._on_change = shown, on_change
-        self._codes: dict[str, Counter[str]] = {}
-        """Name of a function -> how many results there are of each code of it."""
-        for row in run.table(partial=True):
-            item = row["item"]
-            self.rows[self.key(item)] = row
-            codes = self._codes.setdefault(item["function"], Counter())
-            codes[item.get("stored", {"same": {}})["same"].get(FUNCTION, "")] += 1
-
-    def key(self, item: Item) -> bytes:
-        return key_of(item, code=self._on_change != "keep")
-
-    def notice(self, call: Call) -> None:
-        """Say, once, that calls run again because the code of their function changed.
-
-        Raises ConfigError: it changed, and must not.
-        """
-        name, code = call.item["function"], call.same.get(FUNCTION, "")
-        known = self._codes.setdefault(name, Counter())
-        # Several functions may be called <lambda>: none of them is another one that changed.
-        if code in known or not known or name.endswith("<lambda>") or self._on_change == "keep":
-            return
-        if self._on_change == "error":
-            message = f"the code of {name} changed since {self._root} has calls of it"
-            raise ConfigError(message, hint="use another directory, or on_change='rerun' or 'keep'")
-        said = f"{name} changed: its calls run again; {counted(known.total(), 'result')} of the "
-        note(f"{said}code before stay in {self._root}")
-        known[code] = 0
-
-
 def unfold(function: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """A call without the ``functools.partial`` that holds a part of its arguments."""
     while type(function) is partial:  # a subclass may do something else
@@ -127,6 +87,7 @@ class Caller:
         self._stored: dict[Any, list[Any]] = {}
         self._dirty = self._maps = False
         self._mapped: _Function | None = None
+        self._formed: dict[int, _Formed] = {}
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Raises ConfigError: ``function`` cannot be called."""
@@ -134,9 +95,12 @@ class Caller:
         call = Call(how, function)
         if how.tag:
             call.stored["file"] = self._file.name
-        own = [call.form(f"/args/{at}", one) for at, one in enumerate(args)]
-        named = {name: call.form(f"/kwargs{pointer(name)}", one) for name, one in kwargs.items()}
+        known = self._formed if self._maps else None
+        own = [call.form(f"/args/{at}", one, known) for at, one in enumerate(args)]
+        named = {at: call.form(f"/kwargs{pointer(at)}", one, known) for at, one in kwargs.items()}
         item = {"function": how.name, "args": own, **({"kwargs": named} if named else {})}
+        if call.codes:
+            call.same[CODE] = " ".join(sorted(call.codes))
         if call.types:
             call.stored["types"] = call.types
         if call.same or call.types:
@@ -150,7 +114,11 @@ class Caller:
         Raises ConfigError: a part cannot be pickled. OSError: the file cannot be written.
         """
         for place, content in call.parts:
-            is_object = call.types[place][0] == "pickle"
+            tag = call.types[place]
+            if tag[2]:  # of another call, which shares it
+                call.stored["file"] = self._file.name
+                continue
+            is_object = tag[0] == "pickle"
             data = self._pickled(call, place, content) if is_object else content
             key = sha256(data).digest() if type(data) is bytes else call.same[place]
             if key not in self._stored:
@@ -161,10 +129,10 @@ class Caller:
                 share(self._file.parent)
                 self._stored[key] = stored(self._file, data)
                 self._dirty = True
-            call.types[place][1:4] = self._stored[key]
+            tag[1:4] = self._stored[key]
             call.stored["file"] = self._file.name
             if place == FUNCTION:
-                call.how.tag = call.types[place]
+                call.how.tag = tag
 
     @staticmethod
     def _pickled(call: Call, place: str, value: Any) -> bytes:
@@ -196,12 +164,12 @@ class Caller:
 
     @contextmanager
     def mapping(self) -> Iterator[None]:
-        """Take the functions of all calls inside of the block for the same."""
+        """Look once at what calls inside of the block share: the function, and equal objects."""
         self._maps = True
         try:
             yield
         finally:
-            self._maps, self._mapped = False, None
+            self._maps, self._mapped, self._formed = False, None, {}
 
 
 class _Function:
@@ -217,8 +185,10 @@ class _Function:
         self.is_imported, self.name = name_of(function)
         self.same: dict[str, str] = {}
         """Place -> fingerprint."""
+        self.code = ""
+        """Fingerprint of the code that is reached by what the function holds."""
         if not self.is_imported or is_users(function):
-            code, held = of_function(function)
+            code, held, self.code = of_function(function)
             self.same = {FUNCTION: code, **({HELD: held} if held else {})}
 
 
@@ -230,40 +200,51 @@ class Call:
     def __init__(self, how: _Function, function: Any) -> None:
         self.how = how
         self.types: dict[str, Any] = {}
-        self.same = dict(how.same)
+        self.same, self.codes = dict(how.same), {how.code} - {""}
         self.stored: dict[str, Any] = {"same": self.same}
         self.parts: list[tuple[str, Any]] = []
         if how.tag:
             self.types[FUNCTION] = how.tag
         elif not how.is_imported:
-            self.types[FUNCTION] = ["pickle"]
+            self.types[FUNCTION] = ["pickle", 0, 0, ""]
             self.parts.append((FUNCTION, function))
 
-    def form(self, place: str, value: Any) -> Any:
-        """The natural form of an argument."""
+    def form(self, place: str, value: Any, known: dict[int, _Formed] | None = None) -> Any:
+        """The natural form of an argument; ``known`` are those that other calls of a map share."""
         if type(value) in _SAME or (type(value) is int and -_LARGE_INT < value < _LARGE_INT):
             return value
-        found, form = _Parts(), None
+        formed = known.get(id(value)) if known is not None else None
+        if formed is None:
+            formed = _Formed(value)
+            if known is not None:
+                known[id(value)] = formed
+        self.types |= {f"{place}{at}": tag for at, tag in formed.types.items()}
+        self.parts += [(f"{place}{at}", content) for at, content in formed.parts]
+        self.same |= {f"{place}{at}": text for at, text in formed.same.items()}
+        self.codes |= formed.codes
+        return formed.form
+
+
+class _Formed:
+    """The natural form of an argument, and its parts that JSON does not have; see :class:`Forms`.
+
+    Calls that share it also share where its parts are stored.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.types: dict[str, Any] = {}
+        self.parts: list[tuple[str, Any]] = []
         try:
-            form = Forms(found.types, found).form(value, place)
-            fits = len(found.types) <= _MOST_TYPES
+            self.form = Forms(self.types, self).form(value)
+            fits = len(self.types) <= _MOST_TYPES
         except Exception:  # noqa: BLE001 - of methods of the user, or too deep
             fits = False
         if not fits:
-            found, form = _Parts(), described(value, None)
-            found.pickle(place, value)
-        self.types |= found.types
-        self.parts += found.parts
-        self.same |= {where: fingerprint(content) for where, content in found.parts}
-        return form
-
-
-class _Parts:
-    """The parts of one argument that JSON does not have; see :class:`Forms`."""
-
-    def __init__(self) -> None:
-        self.types: dict[str, Any] = {}
-        self.parts: list[tuple[str, Any]] = []
+            self.types, self.parts, self.form = {}, [], described(value, None)
+            self.pickle("", value)
+        found = {at: fingerprint(content) for at, content in self.parts}
+        self.same = {at: text for at, (text, _) in found.items()}
+        self.codes = {code for _, code in found.values() if code}
 
     def part(self, place: str, kind: str, content: Any, *more: Any) -> None:
         self.types[place] = [kind, 0, 0, "", *more]
@@ -271,19 +252,6 @@ class _Parts:
 
     def pickle(self, place: str, value: Any) -> None:
         self.part(place, "pickle", value)
-
-
-def key_of(item: Item, *, code: bool = True) -> bytes:
-    """Bytes that are equal iff two items are the same call; ``code``: of the same code."""
-    kept = item.get("stored")
-    if kept is None or (code and "types" not in kept):
-        return canonical(item)
-    same, types = kept["same"], kept.get("types", {})
-    known = {place: one for place, one in same.items() if code or place != FUNCTION}
-    if item["function"].endswith("<lambda>"):  # one name of many functions
-        known = same
-    kinds = {place: tag[0] if place in same else tag for place, tag in types.items()}
-    return canonical({**item, "stored": [known, kinds]})
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - as concurrent.futures has it

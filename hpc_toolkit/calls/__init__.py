@@ -1,0 +1,1 @@
+"""Calls of an executor as items of a run: their items, recorded results, and other scripts."""

@@ -29,7 +29,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
     *("results", "report", "campaign", "planning", "run", "calls", "futures"),
-    *("submit", "doctor", "engines", "notebook", "training", "cli", "__main__"),
+    *("submit", "doctor", "engines", "notebook", "joblib", "training", "cli", "__main__"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
@@ -63,6 +63,7 @@ FENCES: dict[str, set[str]] = {
     "click": {"cli"},
     "submitit": {"notebook"},
     "IPython": {"report.notebook"},
+    "joblib": {"joblib"},
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {

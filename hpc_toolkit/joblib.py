@@ -178,8 +178,8 @@ class _Calls(Executor):
     """The executor of a backend."""
 
     def __init__(self, environ: dict[str, str], settings: dict[str, Any]) -> None:
-        for one in [*_all]:
-            if one._closing:  # else it could ask our workers to exit
+        for one in [*_all]:  # of which one that ends may ask workers of the run to exit
+            if one._closing and one.made_with[1]["run"] == settings["run"]:
                 one.shutdown()
         super().__init__(**settings)
         self._caller: _Caller = _Caller(self._caller._file.parent)

@@ -178,6 +178,7 @@ class _Calls(Executor):
     """The executor of a backend."""
 
     def __init__(self, environ: dict[str, str], settings: dict[str, Any]) -> None:
+        self.made_with = environ, settings
         for one in [*_all]:  # of which one that ends may ask workers of the run to exit
             if one._closing and one.made_with[1]["run"] == settings["run"]:
                 one.shutdown()
@@ -185,7 +186,6 @@ class _Calls(Executor):
         self._caller: _Caller = _Caller(self._caller._file.parent)
         self._pool.environ = environ
         self._repeats = _positions.setdefault(self.run.root.absolute(), Counter())
-        self.made_with = environ, settings
         _all.add(self)
 
     def begin(self) -> None:

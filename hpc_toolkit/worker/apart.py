@@ -30,6 +30,7 @@ class PoolApart:
     def __init__(self, root: Path, workers: int) -> None:
         self._root, self._workers, self._lives = root, workers, _LIVES
         self._process: subprocess.Popen[bytes] | None = None
+        self.environ: dict[str, str] = {}  # of the workers, besides that of this process
 
     def keep(self) -> HpcToolkitError | None:
         """Start the workers if they were not, or were killed; the error with which they ended."""
@@ -64,7 +65,7 @@ class PoolApart:
         program = [sys.executable, "-P", "-c", _MAIN]
         argv = [*program, str(self._root), str(self._workers), str(os.getpid()), *sys.argv]
         # The caller may run in an srun step, and its local workers are not ranks of that step.
-        environ = without_rank()
+        environ = without_rank() | self.environ
         if environ.pop("SLURM_STEP_ID", None) is not None:
             environ.setdefault("SLURM_OVERLAP", "1")  # as start_worker does
         # Its own process group: a terminal's ^C reaches only the caller.

@@ -29,7 +29,8 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
     *("results", "report", "campaign", "planning", "run", "calls", "study", "submit", "doctor"),
-    *("engines", "notebook", "background", "futures", "training", "tracking", "cli", "__main__"),
+    *("engines", "notebook", "background", "futures", "joblib", "training", "tracking", "cli"),
+    "__main__",
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
@@ -62,6 +63,7 @@ FENCES: dict[str, set[str]] = {
     "jinja2": {"slurm.render"},
     "click": {"cli"},
     "IPython": {"report.notebook"},
+    "joblib": {"joblib"},
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sys
 import weakref
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 
 _ASK_S = 60.0
 """Seconds without a result after which Slurm is asked whether the jobs are there."""
+_LATER = "the same line without hydra.launcher.wait=false waits for the results"
 _PLACES = "hydra.sweep.dir", "hydra.sweep.subdir"
 
 
@@ -94,8 +96,7 @@ class SweepJob(JobReturn):
         Raises SystemExit, with success, for a job that is submitted: the script has done its part.
         """
         if self.status == JobStatus.UNKNOWN:
-            later = "the same line without hydra.launcher.wait=false waits for it"
-            ending = SystemExit(f"the job {self.overrides} is not done; {later}")
+            ending = SystemExit(f"the job {self.overrides} is not done; {_LATER}")
             ending.code = 0
             raise ending
         return None
@@ -117,7 +118,7 @@ class Sweep:
         """
         self._context, self._task, self._config = hydra_context, task_function, config
         self._given = given = config.hydra.launcher
-        if not given.wait and given.slurm is None and given.workers:
+        if not given.wait and not given.slurm and given.workers:
             message = "wait=false: local workers end with this script"
             raise ConfigError(message, hint="set hydra.launcher.slurm, or hydra.launcher.workers=0")
         self._code, self._noted = "".join(of_function(task_function)), False
@@ -126,7 +127,7 @@ class Sweep:
         self._root = self._place()
         self._executor = Executor(
             self._root,
-            given.workers if given.slurm is None else 0,
+            0 if given.slurm else given.workers,
             on_change=given.on_change,
             max_attempts=given.max_attempts,
             items_per_claim=1,
@@ -146,11 +147,9 @@ class Sweep:
 
     def _place(self) -> Path:
         """The run directory; if its path has a time, that of the newest sweep by the same line."""
-        OmegaConf.register_new_resolver("now", lambda *_: "*", replace=True)
-        try:
-            pattern = "*".join(map(glob.escape, str(self._given.run).split("*")))
-        finally:
-            setup_globals()
+        text = json.dumps(OmegaConf.to_container(self._config), default=str)
+        timeless = OmegaConf.create(json.loads(re.sub(r"\$\{now:[^}]*\}", "*", text)))
+        pattern = "*".join(map(glob.escape, str(timeless.hydra.launcher.run).split("*")))
         found = glob.glob(f"{pattern}/calls/{self._line}-*.values") if "*" in pattern else []
         same = [one for one in found if f"-{self._code}-" in one]
         if found and not same and self._given.on_change == "rerun":
@@ -262,13 +261,15 @@ class Sweep:
         for call, item in zip(calls, items, strict=True):
             ending = _ending(call) if call.done() else ""
             log.info("\t#%d : %s%s", numbers[call], " ".join(item["args"]), ending)
-        if left and self._given.slurm is not None:
+        if left and self._given.slurm:
             _submit(self._root, OmegaConf.to_container(self._given.slurm))
+        if left and not self._given.wait:
+            log.info(_LATER)
         while left and self._given.wait:
             ended, left = wait(left, _ASK_S, FIRST_COMPLETED)
             for call in ended:
                 log.info("\t#%d%s", numbers[call], _ending(call))
-            asks = not ended and self._given.slurm is not None
+            asks = not ended and self._given.slurm
             misses = misses + 1 if asks and not cancelable_jobs(RunPaths(self._root)) else 0
             if misses > 1:
                 hint = f"'hpctk status {self._root}' shows why; the same line continues"

@@ -5,12 +5,12 @@ would look for it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Optional
+from dataclasses import dataclass, field
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
+from hydra.errors import CompactHydraException
 from hydra.plugins.launcher import Launcher
 
 
@@ -21,7 +21,7 @@ class HpctkLauncherConf:
     _target_: str = "hydra_plugins.hpctk_launcher.HpctkLauncher"
     run: str = "${hydra.sweep.dir}/.hpctk"
     workers: int = 1
-    slurm: Optional[dict[str, Any]] = None  # noqa: UP045 - OmegaConf 2.3 reads no other spelling
+    slurm: dict[str, Any] = field(default_factory=dict)
     max_attempts: int = 1
     on_change: str = "rerun"
     fail_sweep: bool = True
@@ -60,6 +60,7 @@ def _called(function: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
     except HpcToolkitError as error:
-        raise HydraException("\n".join([error.message, *error.__notes__])) from error
+        lines = [error.message, *getattr(error, "__notes__", [])]
+        raise CompactHydraException("\n".join(lines)) from error
     except ClickException as error:
-        raise HydraException(f"hydra.launcher.slurm: {error.format_message()}") from error
+        raise CompactHydraException(f"hydra.launcher.slurm: {error.format_message()}") from error

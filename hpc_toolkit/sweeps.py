@@ -124,7 +124,9 @@ class Sweep:
         self._code, self._noted = "".join(of_function(task_function)), False
         job, line = config.hydra.job, [*config.hydra.overrides.task]
         self._line = _digest([job.name, job.config_name, line])
-        self._root = self._place()
+        text = json.dumps(OmegaConf.to_container(config), default=str)
+        timeless = OmegaConf.create(json.loads(re.sub(r"\$\{now:[^}]*\}", "*", text))).hydra
+        self._root = self._place(str(timeless.launcher.run))
         self._executor = Executor(
             self._root,
             0 if given.slurm else given.workers,
@@ -140,16 +142,17 @@ class Sweep:
         self._mine: set[int] = set()
         """Numbers of the jobs of earlier batches."""
         known = _items(self._root)
-        self._dir = known[0]["kwargs"]["sweep"] if known else ""
-        """Directory of the sweep that continues."""
+        self._dir = known[0]["kwargs"]["sweep"] if known and "*" in timeless.sweep.dir else ""
+        """Directory of the sweep that continues, if the configured one has a time."""
         if self._dir:
             _set(config, "sweep.dir", self._dir)
 
-    def _place(self) -> Path:
-        """The run directory; if its path has a time, that of the newest sweep by the same line."""
-        text = json.dumps(OmegaConf.to_container(self._config), default=str)
-        timeless = OmegaConf.create(json.loads(re.sub(r"\$\{now:[^}]*\}", "*", text)))
-        pattern = "*".join(map(glob.escape, str(timeless.hydra.launcher.run).split("*")))
+    def _place(self, pattern: str) -> Path:
+        """The run directory; if its path has a time, that of the newest sweep by the same line.
+
+        ``pattern``: the path with "*" for each time.
+        """
+        pattern = "*".join(map(glob.escape, pattern.split("*")))
         found = glob.glob(f"{pattern}/calls/{self._line}-*.values") if "*" in pattern else []
         same = [one for one in found if f"-{self._code}-" in one]
         if found and not same and self._given.on_change == "rerun":
@@ -224,9 +227,7 @@ class Sweep:
         """Say once that jobs run again because the code changed; ConfigError: it must not."""
         name = getattr(self._task, "__name__", "the task function")
         if self._given.on_change == "error":
-            hint = (
-                "set hydra.launcher.on_change to rerun or keep, or choose another hydra.sweep.dir"
-            )
+            hint = "set hydra.launcher.on_change to rerun or keep, or another hydra.sweep.dir"
             raise ConfigError(f"the code of {name} changed since jobs {where}", hint=hint)
         if not self._noted:
             note(f"{name} changed: jobs run again, {where}")
@@ -248,9 +249,10 @@ class Sweep:
 
     def _stored(self, value: Any) -> list[Any]:
         try:
-            return ["pickle", *stored(self._file, dumps(value))]
+            data = dumps(value)
         except Exception:  # noqa: BLE001 - of methods of the user
             raise refusal(value, "the task function with Hydra's state") from None
+        return ["pickle", *stored(self._file, data)]
 
     def _follow(self, calls: Sequence[Future[Any]], items: Sequence[Item]) -> None:
         """Log the jobs, submit workers for those that are not done, and wait."""

@@ -65,8 +65,8 @@ def is_users(function: object) -> bool:
     inner = getattr(function, "__wrapped__", function)
     module = sys.modules.get(getattr(inner, "__module__", None) or "")
     code = getattr(inner, "__code__", None)
-    is_code = isinstance(code, CodeType)  # FunctionType has a descriptor of that name
-    file = code.co_filename if is_code else getattr(module, "__file__", None)
+    # FunctionType has a descriptor of that name.
+    file = code.co_filename if isinstance(code, CodeType) else getattr(module, "__file__", None)
     return not is_installed(file) if file else getattr(module, "__name__", "") == "__main__"
 
 

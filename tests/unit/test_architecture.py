@@ -29,7 +29,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
     *("results", "report", "campaign", "planning", "run", "calls", "futures"),
-    *("submit", "doctor", "engines", "notebook", "training", "cli", "__main__"),
+    *("submit", "doctor", "engines", "notebook", "training", "cli", "sweeps", "__main__"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
@@ -61,6 +61,8 @@ FENCES: dict[str, set[str]] = {
     "filelock": {"lab", "planning.simulation", "science.workloads"},
     "jinja2": {"slurm.render"},
     "click": {"cli"},
+    "hydra": {"sweeps"},
+    "omegaconf": {"sweeps"},
     "submitit": {"notebook"},
     "IPython": {"report.notebook"},
 }

@@ -89,7 +89,7 @@ def _state(file: str, *tag: Any) -> Any:
 class SweepJob(JobReturn):
     """The outcome of a job, which may have failed in a sweep that goes on, or not be done."""
 
-    @property
+    @property  # type: ignore[misc] # nobody sets it
     def return_value(self) -> Any:
         """None of a job that failed and is tolerated.
 
@@ -100,10 +100,6 @@ class SweepJob(JobReturn):
             ending.code = 0
             raise ending
         return None
-
-    @return_value.setter
-    def return_value(self, value: Any) -> None:
-        self._return_value = value
 
 
 class Sweep:
@@ -241,11 +237,9 @@ class Sweep:
                 share(self._file.parent)
                 self._state = self._stored((self._task, self._context, Singleton.get_state()))
             parts = [self._state, self._stored(config)]
-        about = {"job": config.hydra.job.num, "sweep": str(self._config.hydra.sweep.dir)}
-        return {
-            "args": list(overrides),
-            "kwargs": {**about, "same": same, "file": str(self._file), "parts": parts},
-        }
+        own = {"job": config.hydra.job.num, "sweep": str(self._config.hydra.sweep.dir)}
+        own |= {"same": same, "file": str(self._file), "parts": parts}
+        return {"args": list(overrides), "kwargs": own}
 
     def _stored(self, value: Any) -> list[Any]:
         try:
@@ -297,13 +291,9 @@ def _items(root: Path) -> list[Item]:
     """All items of a run, in the order in which they were added."""
     view = Run.open(root).view
     view.poll_logs()
-    units = [
-        (stage, unit)
-        for stage in view.stages.values()
-        for segment in stage.log.segments.values()
-        for unit in segment.units
-    ]
-    return [item for stage, unit in units for item in unit_items(stage, unit)]
+    (stage,) = view.stages.values()
+    units = [unit for segment in stage.log.segments.values() for unit in segment.units]
+    return [item for unit in units for item in unit_items(stage, unit)]
 
 
 def _submit(root: Path, options: Any) -> None:
@@ -316,9 +306,9 @@ def _submit(root: Path, options: Any) -> None:
         if name == "time" and type(value) is int:
             message = f"hydra.launcher.slurm.time: {value!r} is not text"
             raise ConfigError(message, hint="write 4h: YAML reads 4:00:00 as a number")
-        several = value.items() if isinstance(value, dict) else value
-        several = tuple(several) if isinstance(value, dict | list) else value
-        words += option_words(f"--{name.replace('_', '-')}", several)
+        if isinstance(value, dict | list):
+            value = tuple(value.items() if isinstance(value, dict) else value)  # noqa: PLW2901
+        words += option_words(f"--{name.replace('_', '-')}", value)
     load_commands("submit")(words, standalone_mode=False)
 
 

@@ -18,7 +18,7 @@ PYTEST = exec $(RUN_PYTEST)
 # tests/slurm in a root of this Debian release, for its Slurm: trixie has 24.11, sid the newest.
 SUITE = trixie
 NEWSLURM = exec $(PY) -m tests.slurm.slurmroot --suite $(SUITE)
-CODE = hatch_build.py hpc_toolkit tests benchmarks examples
+CODE = hatch_build.py hpc_toolkit hydra_plugins tests benchmarks examples
 ALL = demo,dev,oracles,docs
 
 # Without compiled files each of the tests' many processes would compile the package again.
@@ -71,7 +71,7 @@ lint:
 	$(PY) -m ruff format --check $(CODE)
 	$(PY) -m ruff check $(CODE)
 	$(PY) -m mypy
-	$(PY) -m codespell_lib *.md CITATION.cff docs hpc_toolkit tests examples benchmarks runs/README.md
+	$(PY) -m codespell_lib *.md CITATION.cff docs hpc_toolkit hydra_plugins tests examples benchmarks runs/README.md
 
 newnfs:
 	@.ci/setup $(ALL)

@@ -80,7 +80,8 @@ def is_users(function: object) -> bool:
     inner = getattr(function, "__wrapped__", function)
     module = sys.modules.get(getattr(inner, "__module__", None) or "")
     code = getattr(inner, "__code__", None)
-    file = code.co_filename if code is not None else getattr(module, "__file__", None)
+    # FunctionType has a descriptor of that name.
+    file = code.co_filename if isinstance(code, CodeType) else getattr(module, "__file__", None)
     return not is_installed(file) if file else getattr(module, "__name__", "") == "__main__"
 
 

@@ -105,12 +105,14 @@ def test_wheel_holds_the_package_and_its_data_once(built: tuple[Path, Path]) -> 
 
     assert len(names) == len(set(names))
     about, data = f"hpctk-{__version__}.dist-info", f"hpctk-{__version__}.data"
-    assert {name.split("/")[0] for name in names} == {"hpc_toolkit", about, data}
+    assert {name.split("/")[0] for name in names} == {"hpc_toolkit", "hydra_plugins", about, data}
     assert [name for name in names if name.startswith(data)] == [
         f"{data}/data/share/man/man1/hpctk.1"
     ]
     found = [name for name in names if re.match(r"hpc_toolkit/\w+/data/", name)]
     assert sorted(found) == SHIPPED
+    # Other distributions have plugins in the same package, so it has no __init__.py.
+    assert [name for name in names if "plugins" in name] == ["hydra_plugins/hpctk_launcher.py"]
     assert {"hpc_toolkit/py.typed", f"{about}/licenses/LICENSE"} <= set(names)
 
 
@@ -129,6 +131,7 @@ def test_sdist_holds_the_package_with_its_data_as_files(built: tuple[Path, Path]
         "PKG-INFO",
         ".gitignore",
         "docs/hpctk.1",
+        "hydra_plugins/hpctk_launcher.py",
     }
 
 
@@ -166,5 +169,7 @@ def test_editable_installation_reads_the_files_that_are_edited(tmp_path: Path) -
     python = make_environment(tmp_path / "venv", "--editable", CHECKOUT)
 
     assert_renders(python, at=tmp_path, package=CHECKOUT / "hpc_toolkit")
+    plugin = "import importlib.util as u; print(u.find_spec('hydra_plugins.hpctk_launcher').origin)"
+    assert run(python, "-c", plugin, cwd=tmp_path).startswith(str(CHECKOUT))
     for link, folder in LINKS.items():
         assert (CHECKOUT / "hpc_toolkit" / link).resolve() == CHECKOUT / folder

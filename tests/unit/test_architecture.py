@@ -30,7 +30,7 @@ ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
     *("results", "report", "campaign", "planning", "run", "calls", "study", "submit", "doctor"),
     *("engines", "notebook", "background", "futures", "joblib", "training", "tracking", "cli"),
-    "__main__",
+    *("sweeps", "__main__"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
@@ -62,6 +62,8 @@ FENCES: dict[str, set[str]] = {
     "filelock": {"lab", "planning.simulation", "science.workloads"},
     "jinja2": {"slurm.render"},
     "click": {"cli"},
+    "hydra": {"sweeps"},
+    "omegaconf": {"sweeps"},
     "IPython": {"report.notebook"},
     "joblib": {"joblib"},
 }

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -181,6 +181,7 @@ def chain(length: int, last: int) -> list[Any]:
         (property(lambda self: 1), property(lambda self: 2)),
         ([(n,) for n in range(110_000)], [(n,) for n in range(109_999)] + [(0,)]),
         (chain(300, 1), chain(300, 2)),
+        (FunctionType, MethodType),
         (b"a", b"b"),
         (zip([1], [2], strict=True), zip([1], [3], strict=True)),
     ],

@@ -45,7 +45,7 @@ def test_a_worker_and_a_job_of_a_sweep_are_killed(lab: LabUnderTest, tmp_path: P
     pytest.importorskip("hydra", reason="needs hydra-core")
     (tmp_path / "train.py").write_text(SCRIPT)
     options = {"cluster": "lab", "nodes": 2, "ntasks_per_node": 1, "time": "10min", "mem": "1G"}
-    line = ["-m", "hydra/launcher=hpctk", "+number=range(24)"]
+    line = ["-m", "hydra/launcher=hpctk", "+number=range(40)"]
     line += [f"+hydra.launcher.slurm.{name}={value}" for name, value in options.items()]
 
     def start(*words: str) -> subprocess.Popen[str]:
@@ -83,11 +83,11 @@ def test_a_worker_and_a_job_of_a_sweep_are_killed(lab: LabUnderTest, tmp_path: P
 
     assert again.returncode == 0, out
     rows = Run.open(run.root).results()
-    assert [row["item"]["args"] for row in rows] == [[f"+number={n}"] for n in range(24)]
+    assert [row["item"]["args"] for row in rows] == [[f"+number={n}"] for n in range(40)]
     jobs = sorted({row["value"] for row in rows})
     assert len(jobs) == 2
-    repeated = len((tmp_path / "trace").read_text().split()) - 24
-    assert repeated <= 2  # the jobs that ran when the worker and the Slurm job were killed
+    repeated = len((tmp_path / "trace").read_text().split()) - 40
+    assert repeated <= 3  # the jobs that ran when the worker and the Slurm job were killed
     # The job ends by itself: the script asks its workers to exit at the end of the sweep.
     lab.wait_for(jobs[1], "COMPLETED")
-    MEASURED.append(f"a sweep of 24 jobs: Slurm jobs {jobs}, {repeated} began twice")
+    MEASURED.append(f"a sweep of 40 jobs: Slurm jobs {jobs}, {repeated} began twice")

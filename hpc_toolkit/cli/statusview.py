@@ -129,10 +129,12 @@ def _of_run(
         if export is not None:
             export(now)
         else:
-            # Asked once, when nothing changes any more.
-            from hpc_toolkit.submit.used import used_by
+            used = None
+            if now.complete:
+                # Asked once, when nothing changes any more.
+                from hpc_toolkit.submit.used import used_by
 
-            used = used_by(run.paths, ask=slurm) if now.complete else None
+                used = used_by(run.paths, ask=slurm)
             _show(now, records, used, as_json=bool(given["json"]), verbose=verbose)
 
     if screen and hooks is not None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.results.distributions import read_loads
 from hpc_toolkit.results.efficiency import FIELDS, Efficiency, efficiency
-from hpc_toolkit.slurm.client import sacct_text
 from hpc_toolkit.submit.jobs import known_jobs
 
 if TYPE_CHECKING:
@@ -24,6 +23,9 @@ def used_by(paths: RunPaths, *, ask: bool = True) -> Efficiency | None:
     by_cluster: dict[str, list[str]] = {}
     for job in known_jobs(paths)[-_MOST_JOBS:] if ask else ():
         by_cluster.setdefault(job.cluster, []).append(job.job)
+    if by_cluster:
+        # Runs without jobs do without Slurm's client, which takes long to import.
+        from hpc_toolkit.slurm.client import sacct_text
     answers = (sacct_text(ids, FIELDS, cluster=cluster) for cluster, ids in by_cluster.items())
     with suppress(OSError):
         return efficiency("".join(answers), read_loads(paths))

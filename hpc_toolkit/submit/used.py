@@ -23,10 +23,13 @@ def used_by(paths: RunPaths, *, ask: bool = True) -> Efficiency | None:
     by_cluster: dict[str, list[str]] = {}
     for job in known_jobs(paths)[-_MOST_JOBS:] if ask else ():
         by_cluster.setdefault(job.cluster, []).append(job.job)
+    accounts = ""
     if by_cluster:
         # Runs without jobs do without Slurm's client, which takes long to import.
         from hpc_toolkit.slurm.client import sacct_text
-    answers = (sacct_text(ids, FIELDS, cluster=cluster) for cluster, ids in by_cluster.items())
+
+        for cluster, ids in by_cluster.items():
+            accounts += sacct_text(ids, FIELDS, cluster=cluster)
     with suppress(OSError):
-        return efficiency("".join(answers), read_loads(paths))
+        return efficiency(accounts, read_loads(paths))
     return None

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -346,7 +347,7 @@ def test_a_sweep_is_submitted_and_collected_later(scripts: Scripts, hpctk: Hpctk
     assert "the same line without hydra.launcher.wait=false waits for the results" in out
     assert scripts.began() == []
     (root,) = Path("multirun").glob("*/*/.hpctk")
-    assert hpctk("work", root, "--idle-exit", "1s", env=scripts.environment()).code == 75
+    assert hpctk("work", root, "--idle-exit", "1s", env=scripts.environment()).code == 0
 
     assert "2 of 2 jobs are done" in scripts.run(*line)
     assert "2 of 2 jobs are done" in scripts.run(*line, "hydra.launcher.wait=false")
@@ -386,20 +387,22 @@ defaults: [_self_, {override hydra/sweeper: optuna}, {override hydra/sweeper/sam
 )
 
 
-def test_trials_of_optuna_are_jobs_of_their_own_and_continue(scripts: Scripts) -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs hydra-optuna-sweeper")
-    Path("conf/config.yaml").write_text(SEARCH)
-    first = scripts.start()
-    scripts.wait(2, first)  # for the second batch
-    first.kill()
-    first.communicate()
+# The sweeper of Hydra 1.3 needs an older Optuna than hpctk, and that of 1.4 is not released.
+if find_spec("hydra_plugins.hydra_optuna_sweeper") is not None:
 
-    scripts.run()
+    def test_trials_of_optuna_are_jobs_of_their_own_and_continue(scripts: Scripts) -> None:
+        Path("conf/config.yaml").write_text(SEARCH)
+        first = scripts.start()
+        scripts.wait(2, first)  # for the second batch
+        first.kill()
+        first.communicate()
 
-    (results,) = Path("multirun").glob("*/*/optimization_results.yaml")
-    assert "best_value: 0.1" in results.read_text()
-    assert numbers(results.parent) == [*"012345"]
-    assert len({row[0] for row in scripts.began()}) == 6
-    began = len(scripts.began())
-    scripts.run()
-    assert len(scripts.began()) == began
+        scripts.run()
+
+        (results,) = Path("multirun").glob("*/*/optimization_results.yaml")
+        assert "best_value: 0.1" in results.read_text()
+        assert numbers(results.parent) == [*"012345"]
+        assert len({row[0] for row in scripts.began()}) == 6
+        began = len(scripts.began())
+        scripts.run()
+        assert len(scripts.began()) == began

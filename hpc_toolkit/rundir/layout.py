@@ -107,10 +107,16 @@ WITHDRAWN = "withdrawn-"
 """Beginning of the names under which executors fail calls that nobody needs any more."""
 
 
+_OF_CALLS = {"function", "args", "kwargs", "repeat", "stored"}
+
+
 def shown_item(item: dict[str, Any]) -> dict[str, Any]:
     """An item as people see it: of a call, without the part that only its executor reads."""
-    is_call = "function" in item and "args" in item
-    return {key: one for key, one in item.items() if not (is_call and key == "stored")}
+    kept = item.get("stored")
+    # Items of other runs may have keys of these names as well.
+    if type(kept) is dict and "same" in kept and item.keys() <= _OF_CALLS:
+        return {key: one for key, one in item.items() if key != "stored"}
+    return item
 
 
 BY_NAME, BY_ITEM = "keys", "item"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.results.tables import write_table, writer_for
+from hpc_toolkit.results.tables import columns_of, write_table, writer_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,3 +133,24 @@ def test_parquet_without_its_package_says_how_to_install_it(
 
     assert "pip install" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("item", "names"),
+    [
+        ({"function": "f", "args": [1], "stored": {"same": {}}}, ["function", "args"]),
+        # Keys of the same names in a user's list are columns like others.
+        ({"function": "f", "args": 1, "stored": 2}, ["function", "args", "stored"]),
+        (
+            {"function": "f", "args": [], "stored": {"same": 1}, "lr": 2},
+            ["function", "args", "stored", "lr"],
+        ),
+        ({"stored": {"at": 1}}, ["stored"]),
+    ],
+)
+def test_only_the_part_of_a_call_that_its_executor_reads_is_no_column(
+    item: dict[str, Any], names: list[str]
+) -> None:
+    found = [*columns_of([row(item, {"score": 1})])]
+
+    assert found[: len(names) + 1] == [*names, "state"]

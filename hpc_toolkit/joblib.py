@@ -40,7 +40,9 @@ class HpctkBackend(parts.AutoBatchingMixin, parts.ParallelBackendBase):  # type:
         """Keep the settings, which ``parallel_config`` passes on.
 
         ``run``: the directory; ``workers``: of this machine, by default ``n_jobs``, and 0 if they
-        are started elsewhere; others as for :class:`hpc_toolkit.Executor`, but ``max_attempts=1``.
+        are started elsewhere; ``slurm``: arguments of :meth:`hpc_toolkit.Executor.slurm`, whose
+        workers then take the place of local ones; others as for :class:`hpc_toolkit.Executor`, but
+        ``max_attempts=1``.
         """
         names = ("nesting_level", "inner_max_num_threads")  # of joblib's
         super().__init__(**{name: settings.pop(name, None) for name in names})
@@ -57,7 +59,8 @@ class HpctkBackend(parts.AutoBatchingMixin, parts.ParallelBackendBase):  # type:
     def configure(self, n_jobs: int = 1, parallel: Any = None, prefer: Any = None, **_: Any) -> int:
         """Raises FallbackToBackend: joblib shall use threads, or this process; as Executor does."""
         number, level = self.effective_n_jobs(n_jobs), self.nesting_level
-        settings = {"workers": number, **self._settings}
+        local = 0 if "slurm" in self._settings else number
+        settings = {"workers": local, **self._settings}
         if number == 1:
             if not level:
                 _note_once("joblib makes calls here, and records none of them, if n_jobs is 1")
@@ -182,7 +185,9 @@ class _Calls(Executor):
         for one in [*_all]:  # of which one that ends may ask workers of the run to exit
             if one._closing and one.made_with[1]["run"] == settings["run"]:
                 one.shutdown()
-        super().__init__(**settings)
+        super().__init__(**{key: one for key, one in settings.items() if key != "slurm"})
+        if "slurm" in settings:
+            self.slurm(**settings["slurm"])
         self._caller: _Caller = _Caller(self._caller._file.parent)
         self._pool.environ = environ
         self._repeats = _positions.setdefault(self.run.root.absolute(), Counter())

@@ -174,7 +174,7 @@ def test_a_request_gives_the_right_options_or_a_refusal(
         # Two nodes have v100, with less memory.
         ("features", "--nodes 3 --gpus-per-node 2", "3 nodes", "other types"),
         ("features", "--gpus-per-node 2 --mem 200G", "a100", "other types"),
-        ("deny", "--partition opne", "not checked: site lists no partition opne", "fit"),
+        ("deny", "--partition opened", "not checked: site lists no partition opened", "fit"),
         ("deny", "--partition open,x", "not checked: site lists no partition x", "open,"),
         ("deny", "--partition open", "1.00 node-hours", "not checked"),
         ("linear", "--partition cpu --nodes 2", "complete nodes are billed", "GPU"),

@@ -313,9 +313,11 @@ def snapshot(
 def export(
     run: RunArgument = None,
     *,
-    to: Annotated[str, value("TRACKER", "mlflow, wandb, tensorboard or trackio.")],
+    to: Annotated[
+        str, value("TRACKER", "mlflow, wandb, tensorboard or trackio; of a study: optuna.")
+    ],
     into: Annotated[
-        str | None, value("DIR|URI", "Directory to write to, or MLflow's tracking URI.")
+        str | None, value("DIR|URI", "Directory to write to; or an URI for mlflow and optuna.")
     ] = None,
     project: Annotated[
         str | None, value("NAME", "Name of the project there. [default: the run's name]")
@@ -330,10 +332,17 @@ def export(
     Examples:
         hpctk export runs/eval --to mlflow --into sqlite:///mlflow.db
         hpctk export runs/eval --to wandb && wandb sync wandb/offline-run-*
+        hpctk export runs/tune --to optuna --into sqlite:///study.db
     """
+    opened = open_run(run)
+    if to == "optuna":
+        from hpc_toolkit.study.studies import export as export_study
+
+        export_study(opened, into or "study.log")
+        show({"written": into or "study.log"}, [into or "study.log"], as_json=as_json)
+        return
     from hpc_toolkit.tracking import export as export_run
 
-    opened = open_run(run)
     # What trackers print on the way belongs to stderr.
     with _stdout_on_stderr():
         new, had = export_run(opened, to, into, project)

@@ -27,7 +27,6 @@ PANELS: Panels = {
         Option("pruner", "Optuna's pruner.", "hyperband|median|none", default="none"),
         Option("direction", _SEVERAL, "NAMES", short="--directions", default="minimize"),
         Option("seed", "Seed of the sampler.", "N"),
-        Option("export", "Copy the study to FILE.log or sqlite:///FILE, for Optuna.", "FILE|URL"),
     ),
     "Limits": tuple(one for one in SETTINGS["Workload and limits"] if one.name not in _NOT_HERE),
 }
@@ -39,8 +38,8 @@ def register(app: Commands) -> None:
 
 def study(
     objective: Annotated[
-        str | None, argument("[FILE.py:NAME]", "Function of an optuna.Trial; or MODULE:NAME.")
-    ] = None,
+        str, argument("FILE.py:NAME", "Function of an optuna.Trial; or MODULE:NAME.")
+    ],
     **given: Any,
 ) -> None:
     """Run trials of an Optuna objective on workers, without a database.
@@ -51,33 +50,25 @@ def study(
     Examples:
         hpctk study tune.py:objective --trials 200 --workers 8 --run runs/tune
         hpctk study tune.py:objective --trials 90 --pruner hyperband --seed 1
-        hpctk study --run runs/tune --export study.log
     """
-    from hpc_toolkit.run import Run
-    from hpc_toolkit.study.studies import create, export
+    from hpc_toolkit.study.studies import create
     from hpc_toolkit.worker.pool import work_elsewhere
     from hpc_toolkit.worker.worker import WorkerOptions
 
     named = {one.name: given.pop(one.name) for one in PANELS["Options"]}
-    workers, target, root = (named.pop(name) for name in ("workers", "export", "run"))
-    if objective is None or named["trials"] is None:
-        if objective is not None or root is None or target is None:
-            hint = "add FILE.py:NAME and --trials N, or only --run DIR and --export FILE"
-            raise ConfigError("an objective and a number of trials are needed", hint=hint)
-        run, workers = Run.open(root), 0
-    else:
-        _, settings, _ = read_settings({"config": None, **given})
-        file, _, name = objective.rpartition(":")
-        path = [str(Path.cwd())]
-        if file.endswith(".py"):  # as Python starts a script: its directory comes first
-            path.insert(0, str(Path(file).resolve().parent))
-            objective = f"{Path(file).stem}:{name}"
-        root = root or Path("runs", re.sub(r"[^\w.-]+", "-", objective))
-        directions = named.pop("direction").split(",")
-        run = create(root, objective, **named, directions=directions, path=(*path,), **settings)
+    workers, root = named.pop("workers"), named.pop("run")
+    if named["trials"] is None:
+        raise ConfigError("a number of trials is needed", hint="add --trials N")
+    _, settings, _ = read_settings({"config": None, **given})
+    file, _, name = objective.rpartition(":")
+    path = [str(Path.cwd())]
+    if file.endswith(".py"):  # as Python starts a script: its directory comes first
+        path.insert(0, str(Path(file).resolve().parent))
+        objective = f"{Path(file).stem}:{name}"
+    root = root or Path("runs", re.sub(r"[^\w.-]+", "-", objective))
+    directions = named.pop("direction").split(",")
+    run = create(root, objective, **named, directions=directions, path=(*path,), **settings)
     print(run.root, flush=True)
     # Optuna has started threads, so the workers' parent is another process; it prints the end.
     if workers and (code := work_elsewhere(run.root, workers, WorkerOptions(), None)):
         sys.exit(code)
-    if target is not None:
-        export(run, target)

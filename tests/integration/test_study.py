@@ -96,7 +96,7 @@ def checked(root: str, trials: int) -> tuple[list[Any], list[dict[str, Any]]]:
 
 
 def test_killed_workers_repeat_their_trials_and_no_trial_is_lost(hpctk: Hpctk) -> None:
-    ended = hpctk(*LINE, "--workers", "4", "--export", "study.log")
+    ended = hpctk(*LINE, "--workers", "4")
 
     assert (ended.code, ended.out) == (0, "runs/tune\n")
     assert len(list(Path().glob("killed-*"))) == 5
@@ -119,12 +119,15 @@ def test_killed_workers_repeat_their_trials_and_no_trial_is_lost(hpctk: Hpctk) -
     hpctk("gather", "runs/tune", "-o", "rows.csv")
     head = Path("rows.csv").read_text().splitlines()[0]
     assert head.endswith("value.state,value.value,value.params.x,value.params.kind,value.params.y")
+    export = ("export", "runs/tune", "--to", "optuna")
+    assert hpctk(*export).out == "study.log\n"
     exported = optuna.load_study(study_name="tune", storage=_journal("study.log"))
     assert [_told(one) for one in exported.trials] == [_told(one) for one in found]
     assert exported.best_value == best.value
-    again = hpctk(*LINE, "--workers", "4", "--export", "study.log")
+    again = hpctk(*export)
     assert again.code == 1
     assert "DuplicatedStudyError" in again.err
+    assert hpctk(*LINE, "--workers", "4").code == 0
     assert lines("calls.jsonl") == calls
 
 
@@ -184,13 +187,12 @@ def test_a_script_elsewhere_several_objectives_and_wrong_lines(hpctk: Hpctk) -> 
     assert all(x == -y for x, y in values)
     assert "study    tpe, 3 complete\n" in hpctk("status", "runs/two-both").out
     for words, said in (
-        (["study"], "an objective and a number of trials are needed"),
-        (["study", "tune.py:objective"], "an objective and a number of trials are needed"),
+        (["study", "tune.py:objective"], "a number of trials is needed"),
         (["study", "tune.py:other", "--trials", "1"], "module 'tune' has no 'other'"),
         (["study", "gone.py:objective", "--trials", "1"], "no module named 'gone'"),
         ([*line[:3], "4", *line[4:]], "runs/two-both was created with other trials"),
         (["study", "tune.py:objective", "--trials", "1", "--direction", "up"], "'up' is not one"),
-        (["study", "--run", "runs/two-both", "--export", "/gone/a.log"], "/gone/a.log: "),
+        (["export", "runs/two-both", "--to", "optuna", "--into", "/gone/a.log"], "/gone/a.log: "),
     ):
         ended = hpctk(*words)
         assert (ended.code, said in ended.err) == (1, True), (words, ended.err)

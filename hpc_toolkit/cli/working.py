@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, flag
 from hpc_toolkit.system.quantities import parse_duration, parse_size
-from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.system.ranks import RankInfo, other_job
 from hpc_toolkit.system.record import replace
-from hpc_toolkit.system.schedulers import job_hosts, other_job
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -185,6 +184,8 @@ def unused(rank: RankInfo, workers: int | None, environ: Mapping[str, str]) -> s
         return said if workers not in (None, 1) and rank.rank == 0 else ""
     other = other_job(environ)
     if other is not None:
+        from hpc_toolkit.system.schedulers import job_hosts
+
         hosts = len(job_hosts(environ))
         start = f"'{other.scheduler.starter} hpctk work'"
         here = f"this job has {hosts} hosts; these workers start on this one only; {start} uses all"
@@ -246,6 +247,8 @@ def _deadline(given: str | None) -> float | None:
     end = os.environ.get("SLURM_JOB_END_TIME") or os.environ.get("HPCTK_DEADLINE")
     text, margin = (given[1:], 0.0) if given is not None else (end, _LEAVE_BEFORE_END_S)
     if text is None:
+        if other_job(os.environ) is None:
+            return None
         from hpc_toolkit.worker.joblimit import job_end
 
         found = job_end()

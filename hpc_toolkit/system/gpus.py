@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.system.ranks import task_counts
-from hpc_toolkit.system.schedulers import other_job
+from hpc_toolkit.system.ranks import other_job, task_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.system.record import Record
-from hpc_toolkit.system.schedulers import other_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hpc_toolkit.system.schedulers import OtherJob
 
 _LONGEST_NAME = 386
 _OF_A_RANK = re.compile(
@@ -75,6 +76,20 @@ class RankInfo(Record, kw_only=True):
             restart=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
             in_step=names[0] != "RANK",
         )
+
+
+_SIGNS = ("PBS_JOBID", "LSB_JOBID", "SGE_TASK_ID", "FLUX_JOB_ID")
+"""As :data:`hpc_toolkit.system.schedulers.SCHEDULERS` has them."""
+
+
+def other_job(environ: Mapping[str, str]) -> OtherJob | None:
+    """The job of this process in a scheduler other than Slurm; None if it is in none."""
+    if "SLURM_JOB_ID" in environ or not any(map(environ.get, _SIGNS)):
+        return None
+    # Most workers are not in one: thousands of ranks need not read this module.
+    from hpc_toolkit.system import schedulers
+
+    return schedulers.other_job(environ)
 
 
 def in_step(environ: Mapping[str, str]) -> bool:

@@ -32,7 +32,8 @@ import hydra
 def main(cfg):
     with open("trace", "a", buffering=1) as file:
         file.write(f"{cfg.number}\\n")
-    time.sleep(1)
+    while len(open("trace").readlines()) > 12 and not os.path.exists("go"):
+        time.sleep(0.1)
     return os.environ["SLURM_JOB_ID"]
 
 
@@ -77,6 +78,7 @@ def test_a_worker_and_a_job_of_a_sweep_are_killed(lab: LabUnderTest, tmp_path: P
     script.kill()
     script.communicate()
     lab.wait_for(job, "CANCELLED")
+    (tmp_path / "go").touch()
 
     again = start()
     out, _ = again.communicate()

@@ -301,7 +301,11 @@ def test_values_reach_slurm_as_they_are_or_not_at_all(desk: Desk) -> None:
     comment = "it is $(touch canary); `touch canary` & 50%"
     (job,) = desk.submit(*SMALL, "--run", run, "--sbatch=hold", f"--sbatch=comment={comment}")
     assert f"Comment={comment}" in desk.lab.scontrol("show", "job", job)
-    for name in ("$(touch canary)", "a\n#SBATCH --nice=5", "-x", "a b"):
+    for name in ("a b", "eval / layer=12: x,y"):
+        held = (*SMALL, "--run", run, "--sbatch=hold", f"--job-name={name}")
+        (named,) = desk.submit(*held)
+        assert f"JobName={name}\n" in desk.lab.scontrol("show", "job", named)
+    for name in ("$(touch canary)", "a\n#SBATCH --nice=5", "-x", "a\\b"):
         refused = desk.call("submit", *SMALL, "--run", run, f"--job-name={name}", check=False)
         assert (refused.returncode, refused.stdout) == (1, "")
         assert refused.stderr.startswith("error: --job-name: ")

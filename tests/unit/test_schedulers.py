@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.cli.working import unused
+from hpc_toolkit.system import ranks
 from hpc_toolkit.system.gpus import rank_environment
 from hpc_toolkit.system.ranks import RankInfo, of_slurm
-from hpc_toolkit.system.schedulers import job_hosts
+from hpc_toolkit.system.schedulers import SCHEDULERS, job_hosts
 from hpc_toolkit.training.distributed.group import DistributedInfo
 from hpc_toolkit.worker.joblimit import job_end
 
@@ -192,3 +193,7 @@ def test_a_command_that_fails_leaves_the_end_unknown(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert job_end(environ) is None
+
+
+def test_a_process_looks_for_the_signs_of_all_schedulers() -> None:
+    assert set(ranks._SIGNS) == {one.sign for one in SCHEDULERS}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.report.panel import (
     WARN,
     Row,
@@ -24,6 +25,7 @@ from hpc_toolkit.report.panel import (
 )
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.files import list_names
 from hpc_toolkit.rundir.layout import all_runs, find_run, refuse_removed
 from hpc_toolkit.system.options import Option, flag, spelled
 from hpc_toolkit.system.quantities import format_duration
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.cli.hooks import Hooks
     from hpc_toolkit.results.efficiency import Efficiency
     from hpc_toolkit.results.status import Status
+    from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.system.options import Panels
     from hpc_toolkit.training.progress import Progress, Training
@@ -118,6 +121,15 @@ def status(run: str | None, **given: Any) -> None:
         sys.exit(1)
 
 
+def _may_be_measured(paths: RunPaths) -> bool:
+    """Whether a job ran the workers, or samples of the nodes were taken; without many imports."""
+    if any(name.startswith("monitor-") for name in list_names(paths.logs)) or paths.jobs.exists():
+        return True
+    names = (name for name in list_names(paths.workers) if name.endswith(".json"))
+    first = next((read_presence(paths.workers / name) for name in names), None)
+    return first is not None and first.job is not None
+
+
 def _of_run(
     run: Run, given: dict[str, Any], hooks: Hooks | None, export: Export | None, *, screen: bool
 ) -> bool:
@@ -130,7 +142,7 @@ def _of_run(
             export(now)
         else:
             used = None
-            if now.complete:
+            if now.complete and (records or _may_be_measured(run.paths)):
                 # Asked once, when nothing changes any more.
                 from hpc_toolkit.submit.used import used_by
 

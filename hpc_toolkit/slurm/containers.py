@@ -130,7 +130,7 @@ def gpu_of_type(gpu_type: str | None) -> Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container image, and what its ranks see of the node; the default is no container."""
+    """A container image, and what its ranks see of the node; by default they run without one."""
 
     words: tuple[str, ...] = ()
     """The program that runs it, as a name or a path, and its arguments."""

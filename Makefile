@@ -24,7 +24,7 @@ ALL = demo,dev,oracles,docs
 # Without compiled files each of the tests' many processes would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test local test-files test-fuse test-nfs test-slurm test-newslurm newslurm newnfs matrix check lint soak bench golden docs mutants pictures address clean
+.PHONY: demo test local test-unit test-files test-fuse test-nfs test-slurm test-newslurm newslurm newnfs matrix check lint soak bench golden docs mutants pictures address clean
 
 demo:
 	@.ci/setup demo
@@ -32,16 +32,22 @@ demo:
 
 test: lint
 	@.ci/system
+	@echo "six parts side by side, each shown when it has ended"
+	@$(MAKE) --no-print-directory --jobs=6 --output-sync=target test-unit test-files test-fuse test-nfs test-slurm test-newslurm
+	$(PYTEST) $(call marked,alone) -m "alone and not soak" --durations=10
+
+test-unit:
 	$(PYTEST) tests/unit tests/model -m "not soak" -q -n 2
-	@echo "five parts side by side, each shown when it has ended"
-	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target test-files test-fuse test-nfs test-slurm test-newslurm
-	$(PYTEST) $(SLOWER) -m "alone and not soak" --durations=10
 
 # They wait more than they compute: for Slurm, leases and time limits.
 SMALL = not soak and not alone
-SLOWER = --ignore=tests/unit --ignore=tests/model
+# The files with a mark: importing all of the others takes longer than some of these tests.
+marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' $(SLOWER))
+SLOWER = tests/faults tests/integration tests/sharedfs tests/slurm
+# By file: of two processes that share a file, both make its fixtures and import torch.
+BY_FILE = --dist loadfile --no-loadscope-reorder
 test-files:
-	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 3 --dist worksteal --durations=10
+	$(PYTEST) tests/faults tests/integration -m "$(SMALL)" -n 4 $(BY_FILE) --durations=10
 test-fuse:
 	$(PYTEST) tests/sharedfs -m "not nfs and $(SMALL)" --durations=10
 test-nfs:
@@ -50,7 +56,7 @@ test-slurm:
 	$(PYTEST) tests/slurm -m "$(SMALL)" -n 4 --dist worksteal --durations=10
 
 test-newslurm:
-	$(NEWSLURM) --or-skip -- $(RUN_PYTEST) tests/slurm -m "newslurm and $(SMALL)" --durations=10
+	$(NEWSLURM) --or-skip -- $(RUN_PYTEST) $(call marked,newslurm) -m "newslurm and $(SMALL)" --durations=10
 
 # No root is built within a root.
 ALLSLURM = tests/slurm --ignore=tests/slurm/test_lab_roots.py --timeout 3600
@@ -64,7 +70,7 @@ check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2
 
 local: check
-	$(PYTEST) tests/integration tests/faults -m "not slow and $(SMALL)" -q -n 2 --dist worksteal
+	$(PYTEST) tests/integration tests/faults -m "not slow and $(SMALL)" -q -n 2 $(BY_FILE)
 
 lint:
 	@.ci/setup $(ALL)

@@ -26,8 +26,7 @@ from resultsfile import facts, table, write_section
 
 from hpc_toolkit.bandit.arms import ArmTable
 from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reached_at, searches, spread
-from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable
-from hpc_toolkit.bandit.bench.synthetic import score_table
+from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable, score_table
 from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:

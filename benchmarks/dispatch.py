@@ -28,8 +28,7 @@ from simulation.cluster import simulate
 from simulation.scenario import Group, Scenario
 
 from hpc_toolkit.bandit.bench.comparison import Entrant
-from hpc_toolkit.bandit.bench.replay import Asks, replay
-from hpc_toolkit.bandit.bench.synthetic import score_table
+from hpc_toolkit.bandit.bench.replay import Asks, replay, score_table
 from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:

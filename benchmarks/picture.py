@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hpc_toolkit.report.axes import Axis
-from hpc_toolkit.report.figures import COLOURS, figure, rule, text
+from hpc_toolkit.report.figures import COLOURS, Axis, figure, rule, text
 
 _ROW = 26
 _LEFT, _WIDTH, _RIGHT = 190, 460, 120
@@ -18,15 +17,15 @@ def bars(title: str, values: dict[str, float], unit: str) -> str:
     """
     low = math.floor(math.log10(min(values.values())))
     high = max(low + 1, math.ceil(math.log10(max(values.values()))))
-    axis, bottom = Axis(10.0**low, 10.0**high, log=True), 50 + _ROW * len(values)
+    axis, bottom = Axis(low, high), 50 + _ROW * len(values)
     parts = []
     for power in range(low, high + 1):
-        at = _LEFT + _WIDTH * axis.share(10.0**power)
+        at = _LEFT + _WIDTH * axis.share(power)
         parts.append(rule(f"M{at:.1f} 40V{bottom}"))
         parts.append(text(at, bottom + 18, f"{10.0**power:,.9g}", anchor="middle"))
     for number, (name, value) in enumerate(values.items()):
         y = 46 + _ROW * number
-        long = max(_WIDTH * axis.share(value), 1)
+        long = max(_WIDTH * axis.share(math.log10(value)), 1)
         box = f'x="{_LEFT}" y="{y}" width="{long:.1f}" height="18"'
         parts += [
             text(_LEFT - 8, y + 14, name, anchor="end"),

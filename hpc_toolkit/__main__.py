@@ -1,6 +1,6 @@
 """``python -P -m hpc_toolkit`` is ``hpctk``; without -P, some files here can replace Python's."""
 
-from hpc_toolkit.system.imports import leave_directory, listed_imports
+from hpc_toolkit.system.installation import leave_directory, listed_imports
 
 leave_directory()
 

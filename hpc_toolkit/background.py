@@ -14,14 +14,14 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.calls import caller as calls
-from hpc_toolkit.calls.recorded import Recorded
-from hpc_toolkit.calls.scripts import BEAT_S, Presence
-from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
+from hpc_toolkit.calls.recorded import BEAT_S, Presence, Recorded
+from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.queue.creation import segment_of
+from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import Follower
-from hpc_toolkit.report.notebook import Waiting
+from hpc_toolkit.report.live import Waiting
 from hpc_toolkit.report.panel import one_line
 from hpc_toolkit.results.gather import rows_of_unit
 from hpc_toolkit.results.workers import reachable_workers
@@ -29,11 +29,10 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import is_local, list_names, writing
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.terminal import note
-from hpc_toolkit.worker.apart import PoolApart
+from hpc_toolkit.worker.pool import PoolApart
 
 if TYPE_CHECKING:
-    from hpc_toolkit.notebook.calljobs import CallJobs
-    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.notebook.workers import CallJobs
 
 _WINDOW_S, _LONGEST_S = 0.01, 1.0
 """Least and most seconds between the first call that waits to be written and its segment."""
@@ -114,6 +113,10 @@ class Background(futures.Executor):
             raise
         finally:
             if not more:
+                if self._stopping and self._error is None:
+                    self._pool.end(complete=False)
+                    with suppress(HpcToolkitError, OSError):  # of the calls that were running
+                        self._read_results()
                 self._give_up()
                 if self._error is None and not self._stopping:
                     self._dismiss()
@@ -178,6 +181,13 @@ class Background(futures.Executor):
             gone = self._pool.keep()
         else:
             self._note_lack()
+        pause_s = self._read_results()
+        self._tell()
+        self._error = gone if self._waiting else None
+        self._look_at = time.monotonic() + pause_s
+
+    def _read_results(self) -> float:
+        """Give futures what is new; return the seconds until more may be there."""
         waited_s = time.monotonic() - self._since
         pause_s = self._follower.look(self._stage, self._waiting.keys(), waited_s)
         state = self._stage.state
@@ -186,14 +196,12 @@ class Background(futures.Executor):
             if name in state.open and not unit.histories:
                 continue
             for position, row in rows_of_unit(self._view, self._stage, unit, left):
-                if position in left:
-                    self._settle(left.pop(position).future, row)
+                if call := left.pop(position, None):
+                    if not left:  # before its future is done: the script may end at once
+                        del self._waiting[name]
+                    self._settle(call.future, row)
                     self._since = time.monotonic()
-            if not left:
-                del self._waiting[name]
-        self._tell()
-        self._error = gone if self._waiting else None
-        self._look_at = time.monotonic() + pause_s
+        return pause_s
 
     def _note_lack(self) -> None:
         if self._jobs is not None:
@@ -243,9 +251,18 @@ class Background(futures.Executor):
         added += [one for one in taken if one.future.set_running_or_notify_cancel()]
         waiting = [one for some in self._waiting.values() for one in some.values()]
         for call in (*added, *waiting):
-            message = f"{calls.shown(call.item)} is not done: the executor was shut down"
-            stopped = TryAgainLaterError(message, hint="start the script again: it continues")
-            call.future.set_exception(self._error or stopped)
+            if self._error is None:
+                _cancel(call.future)
+            else:
+                call.future.set_exception(self._error)
+
+
+def _cancel(future: futures.Future[Any]) -> None:
+    """Cancel what ``cancel()`` refuses, because workers may make a call that is written."""
+    with future._condition:
+        future._state = futures._base.PENDING
+    future.cancel()
+    future.set_running_or_notify_cancel()
 
 
 def _serve(wanted: SimpleQueue[Background | None], pool: PoolApart, presence: Presence) -> None:

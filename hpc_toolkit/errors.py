@@ -13,18 +13,25 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-UNREACHABLE = frozenset(
+# A FUSE filesystem may return EINTR after a signal, and Python does not repeat that call.
+PASSING = frozenset(
     {
+        # A mounted filesystem whose server does not answer; it may answer later.
         *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT),
         *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOLINK),
         *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EREMOTEIO),
+        *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN),
     }
 )
-"""Errors of a mounted filesystem whose server does not answer; it may answer later."""
-
-# A FUSE filesystem may return EINTR after a signal, and Python does not repeat that call.
-PASSING = UNREACHABLE | {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EINTR}
 """Errors that can be fixed, or pass by themselves, so the same call is worth retrying."""
+
+TRANSIENT = frozenset(
+    {
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN),
+        *(errno.EINTR, errno.ENOSPC, errno.EDQUOT),
+    }
+)
+"""Errors of the run's filesystem that a worker waits out with its executor loaded."""
 
 
 class HpcToolkitError(Exception):
@@ -70,6 +77,9 @@ class RunError(HpcToolkitError):
 
 class ItemsError(HpcToolkitError, ValueError):
     """A list of items is not usable; the message names the line."""
+
+    number: int | None = None
+    """The item that it is about, from 0, if a caller can name its line."""
 
 
 class WorkloadError(HpcToolkitError):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack
 
 from hpc_toolkit.background import Background, Submitted
 from hpc_toolkit.calls import caller as calls
 from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.report.live import Waiting
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import writing
 from hpc_toolkit.worker.calls import Calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
-    from typing import Unpack
-
-    from hpc_toolkit.notebook.resources import Resources
+    from hpc_toolkit.notebook.requests import Resources
     from hpc_toolkit.notebook.workers import WorkerJobs
-    from hpc_toolkit.report.notebook import Waiting
     from hpc_toolkit.slurm.clusters.facts import Cluster
 
 P = ParamSpec("P")
@@ -195,7 +193,7 @@ class Executor(Background):
         Raises ConfigError, RenderError: no job can be like this; RunError: the run is paused;
         SlurmError: Slurm refused the job, which :meth:`submit` raises as well.
         """
-        from hpc_toolkit.notebook.calljobs import CallJobs
+        from hpc_toolkit.notebook.workers import CallJobs
 
         with self._changed:
             own = Run(self._view.paths.root, self.run.manifest)
@@ -210,8 +208,8 @@ class Executor(Background):
 
         ``wait=False`` returns at once; local workers go on until then or until this process ends.
         ``cancel_futures``, which is also the end of a ``with`` block by an exception, stops: it
-        seals nothing, local workers exit after their current call, and futures that are not done
-        are cancelled or raise TryAgainLaterError; the same script continues calls that are written.
+        seals nothing, local workers exit after their current call, whose result counts, and futures
+        that are not done are cancelled; the same script continues calls that are written.
         """
         with self._changed:
             self._closing, self._sealing = True, self._seal

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.control import ask_to_drain
-from hpc_toolkit.queue.items import check_items
+from hpc_toolkit.queue.items import Item, ItemLines
 from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.files import writing
 from hpc_toolkit.rundir.layout import STUDY, Manifest, RunPaths, list_stage, read_manifest
@@ -19,11 +21,7 @@ from hpc_toolkit.system.clock import Seldom, SystemClock
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from hpc_toolkit.planning.timeleft import Countdown
-    from hpc_toolkit.queue.items import Item, ItemLines
-    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.results.snapshots import Snapshot
     from hpc_toolkit.results.status import Beside, Status
     from hpc_toolkit.results.tables import Row, Table
@@ -76,8 +74,9 @@ class Run:
     def create(
         cls,
         root: str | Path,
-        items: Iterable[Item],
+        items: Iterable[Item] = (),
         *,
+        stages: Mapping[str, Mapping[str, Any]] | None = None,
         workload: str | None = None,
         command: str | None = None,
         pipefail: bool = False,
@@ -92,14 +91,20 @@ class Run:
         max_items_per_process: int | None = None,
         recycle_at_mib: int | None = None,
         log_limit_mib: int | None = None,
+        needs: Mapping[str, Any] | None = None,
+        retry: Mapping[str, Any] | None = None,
         open_end: bool = False,
         copy_code: bool = False,
     ) -> Run:
-        """Create a run from one list of items; a failure leaves nothing behind.
+        """Create a run from one list of items, or of stages; a failure leaves nothing behind.
 
         Args:
             root: the directory, which must not exist.
-            items: JSON objects, no two equal, read once; may be none if ``open_end`` is set.
+            items: JSON objects, no two equal, read once; none is allowed if ``open_end`` is set.
+                An item with an ``id`` and a list ``after`` of ids runs when these items are done.
+            stages: instead of all arguments but ``copy_code``, those of each stage by its name, and
+                ``after`` (names of stages whose results make its items), ``by`` (keys: each
+                combination of values makes one) or ``expand`` (each element of a result does).
             workload: ``module:name`` of a function or class; the current directory is importable. A
                 function gets an item's keys by name if they fit its parameters, else the item.
             command: a shell command with ``{key}`` placeholders, instead of ``workload``.
@@ -116,13 +121,21 @@ class Run:
             max_items_per_process: items after which a fresh process runs the next ones.
             recycle_at_mib: resident MiB of the process after which a fresh one runs the next items.
             log_limit_mib: MiB of a worker's log above which its oldest output is removed.
+            needs: what a worker must have, such as ``{"gpus": 1, "memory": "40G"}``.
+            retry: more of it after a failure: ``{"on": "oom", "memory": "x2", "up_to": "200G"}``.
             open_end: leave the run open for more items; otherwise it is sealed.
             copy_code: copy the files of code into the run, for its workers.
 
         Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
+        from hpc_toolkit.worker.arguments import with_items
         from hpc_toolkit.worker.loading import new_manifest
 
+        if stages is not None:
+            from hpc_toolkit.stages import manifest_of  # few runs have several
+
+            manifest, given = manifest_of(root, stages, copy_code=copy_code)
+            return create_run(Path(root), manifest, given, sealed=True)
         stage = list_stage(
             workload=workload,
             command=command,
@@ -138,9 +151,12 @@ class Run:
             max_items_per_process=max_items_per_process,
             recycle_at_mib=recycle_at_mib,
             log_limit_mib=log_limit_mib,
+            needs=needs,
+            retry=retry,
         )
         manifest = new_manifest(root, stage, copy_code=copy_code)
-        manifest, lines = _checked(items, manifest, may_be_empty=open_end)
+        spec, lines = with_items(manifest.stages[0], items, may_be_empty=open_end)
+        manifest = replace(manifest, stages=(spec,))
         return create_run(Path(root), manifest, {"items": lines}, sealed=not open_end)
 
     @classmethod
@@ -159,11 +175,14 @@ class Run:
         whether items can be added; None: as in the snapshot. All else is as in :meth:`create`.
         """
         from hpc_toolkit.results.snapshots import import_results, note_origin
+        from hpc_toolkit.worker.arguments import with_items
         from hpc_toolkit.worker.loading import new_manifest
 
         stage = replace(snapshot.manifest.stages[0], **(changes or {}))
         manifest = new_manifest(root, stage, copy_code=copy_code)
-        manifest, lines = _checked(snapshot.usable, manifest, decide="workload" in (changes or {}))
+        decide = "workload" in (changes or {})
+        stage, lines = with_items(manifest.stages[0], snapshot.usable, decide=decide)
+        manifest = replace(manifest, stages=(stage,))
         note_origin(manifest, snapshot)
         sealed = snapshot.sealed if open_end is None else not open_end
         fill = partial(import_results, stage=stage, rows=snapshot.kept)
@@ -180,17 +199,20 @@ class Run:
         self._refuse_campaign()
         refuse_untrusted(self.root)
         spec = self.manifest.stage(stage)
-        given, needs = list(items), needed_keys(spec.workload.command)
+        if spec.after:
+            message = f"the items of stage {stage!r} of {self.root} follow others"
+            raise RunError(message, hint="create another run for more items")
+        log, keys = StageLog(self.paths.stage(stage)), needed_keys(spec.workload.command)
         with writing(self.root):
-            add_items(StageLog(self.paths.stage(stage)), given, spec, needs)
+            add_items(log, list(items), spec, keys)
 
     def seal(self) -> None:
         """Seal every stage: no more items can be added. RunError for a campaign."""
         self._refuse_campaign()
         refuse_untrusted(self.root)
-        for stage in self.manifest.stages:
-            log = StageLog(self.paths.stage(stage.name))
+        for name in [one.name for one in self.manifest.stages if not one.after]:
             with writing(self.root):
+                log = StageLog(self.paths.stage(name))
                 log.poll()
                 log.seal()
 
@@ -243,7 +265,7 @@ class Run:
         from hpc_toolkit.results.status import Beside, read_status
 
         given, campaign, beside = str(self.root), self.manifest.campaign, beside or Beside()
-        about: dict[str, Any] = {"given": given, "campaign": campaign is not None, "seen": seen}
+        about: Any = {"given": given, "campaign": campaign is not None, "seen": seen}
         read = partial(read_status, self.view, SystemClock(), **about)
         if not forecast:
             return read(beside=beside)
@@ -253,7 +275,7 @@ class Run:
         is_study = self.manifest.stages[0].workload.function == STUDY
         if campaign is not None or is_study:
             if is_study:
-                from hpc_toolkit.results.trials import search_of
+                from hpc_toolkit.results.gather import study_so_far as search_of
             else:
                 from hpc_toolkit.campaign.summary import search_of
             self._search = self._search or Seldom()
@@ -262,7 +284,7 @@ class Run:
         return read(forecast=self._countdown.read, beside=beside)
 
     def _repr_html_(self) -> str:
-        from hpc_toolkit.report.notebook import status_html
+        from hpc_toolkit.report.live import status_html
 
         return status_html(self.status())
 
@@ -304,8 +326,8 @@ class Run:
         """
         from hpc_toolkit.results.snapshots import make_snapshot
 
-        if self.manifest.campaign is not None:
-            message = f"{self.root} is a campaign, and campaigns have no snapshots"
+        if self.manifest.campaign is not None or any(one.after for one in self.manifest.stages):
+            message = f"{self.root} has several stages, or items that follow others: no snapshot"
             raise RunError(message, hint=f"'hpctk gather {self.root} --stage NAME' writes its rows")
         rows = self.table(partial=True).rows
         log = self.view.stages[self.manifest.stages[0].name].log
@@ -323,8 +345,7 @@ class Run:
         refuse_untrusted(self.root)
         with writing(self.root):
             only = find_item(self.view, item) if item is not None else None
-            stages = self.view.stages.values()
-            return sum(retry_failed(self.view, stage, match, only) for stage in stages)
+            return sum(retry_failed(self.view, s, match, only) for s in self.view.stages.values())
 
     def drain(self) -> int:
         """Ask running workers to exit after their current item; return how many were asked.
@@ -353,29 +374,9 @@ class Run:
         return Values(self.paths)
 
     def _refuse_campaign(self) -> None:
-        # A seal cannot be undone: the coordinator could add no more items.
-        if self.manifest.campaign is not None:
-            message = f"{self.root} is a campaign: only its coordinator adds items"
+        if self.manifest.campaign is not None:  # a seal cannot be undone
             hint = f"'hpctk submit campaign --run {self.root}' or 'hpctk campaign run' continues"
-            raise RunError(message, hint=hint)
-
-
-def _checked(
-    items: Iterable[Item], manifest: Manifest, *, may_be_empty: bool = False, decide: bool = True
-) -> tuple[Manifest, ItemLines]:
-    """A new run's manifest, with how its function is called if that is not decided, and its items.
-
-    Raises ItemsError, WorkloadError: items that cannot work.
-    """
-    from hpc_toolkit.worker.arguments import fit
-    from hpc_toolkit.worker.command import needed_keys
-
-    stage = manifest.stages[0]
-    if decide:
-        stage, items = fit(stage, items)
-    needs = needed_keys(stage.workload.command)
-    lines = check_items(items, group_by=stage.group_by, needs=needs, may_be_empty=may_be_empty)
-    return replace(manifest, stages=(stage,)), lines
+            raise RunError(f"{self.root} is a campaign: only its coordinator adds items", hint=hint)
 
 
 def create_run(

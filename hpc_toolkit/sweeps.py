@@ -15,20 +15,22 @@ import os
 import re
 import sys
 import weakref
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
-from hydra.types import HydraContext
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, RunError, describe
 from hpc_toolkit.futures import Executor
+from hpc_toolkit.queue.items import Item
 from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import writing
@@ -41,14 +43,6 @@ from hpc_toolkit.submit.send import cancelable_jobs
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.fingerprints import of_function
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
-
-    from hydra.types import TaskFunction
-
-    from hpc_toolkit.queue.items import Item
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +182,8 @@ class Sweep:
         rows = Run.open(self._root).table(partial=True)
         states = {_key(row["item"]): row["state"] for row in rows}
         for number, (overrides, config) in enumerate(zip(batch, configs, strict=True), first):
-            same = [_digest(OmegaConf.to_yaml(_without_hydra(config))), self._code]
+            own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+            same = [_digest(OmegaConf.to_yaml(own)), self._code]
             alike = free.pop((*overrides, same[0]), [])
             kept, job = self._choose(alike, states)
             if job is None:
@@ -329,7 +324,3 @@ def _set(config: DictConfig, name: str, value: Any) -> None:
     """Set a field of Hydra's own configuration."""
     with flag_override(config.hydra, ["readonly", "struct"], [False, False]):
         OmegaConf.update(config.hydra, name, value, force_add=True)
-
-
-def _without_hydra(config: DictConfig) -> DictConfig:
-    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,16 +24,13 @@ from hpc_toolkit.campaign.searchreport import read_search
 from hpc_toolkit.campaign.settings import settings_of
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.queue.items import canonical
-from hpc_toolkit.results.history import History
-from hpc_toolkit.results.trace import trace_rows
+from hpc_toolkit.results.events import Trace
+from hpc_toolkit.results.tables import Row
 from hpc_toolkit.rundir.files import publish_directory, remove_tree, replace_file
 from hpc_toolkit.rundir.valuefiles import value_columns
 from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpc_toolkit.results.tables import Row
     from hpc_toolkit.run import Run
 
 _MOST_STEPS = 100_000
@@ -78,9 +76,7 @@ def tracked_runs(run: Run) -> Iterator[Tracked]:
     for stage in run.manifest.stages:
         for row in run.table(stage=stage.name, partial=True):
             rows[stage.name, canonical(row["item"])] = row
-    history = History(run.view)
-    history.refresh()
-    for attempt in trace_rows(history):
+    for attempt in Trace(run.view):
         row = rows.get((attempt["stage"], canonical(attempt["item"])), {})
         # A row has the outcome of the last attempt, and failures before it do not count.
         if (

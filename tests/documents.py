@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_toolkit.rundir.examples import EXAMPLES
+from hpc_toolkit.cli.mapping import EXAMPLES
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "hpc_toolkit"

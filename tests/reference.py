@@ -14,9 +14,9 @@ import click
 import griffe
 
 from hpc_toolkit import cli
-from hpc_toolkit.campaign import arms, models, settings, tables
+from hpc_toolkit.campaign import arms, settings, tables
 from hpc_toolkit.cli.help import _ORDER
-from hpc_toolkit.cli.manifests import TEMPLATES, manifest_command
+from hpc_toolkit.cli.render import TEMPLATES, manifest_command
 from hpc_toolkit.engines.kubernetes import Kind
 from hpc_toolkit.slurm.clusters.schema import cluster_schema
 from hpc_toolkit.system import tomltable
@@ -116,8 +116,8 @@ def campaign() -> str:
     """The keys of a campaign's file, each table under its heading."""
     sections: list[tuple[str, Mapping[str, Any], str]] = [
         ("Top level", settings._CAMPAIGN, "settings.Campaign"),
-        ("[[models]]", models._MODEL, "models.Model"),
-        ("[[models]] with pythia", models._PYTHIA, "models._pythia"),
+        ("[[models]]", arms._MODEL, "arms.Model"),
+        ("[[models]] with pythia", arms._PYTHIA, "arms._pythia"),
         ("[arms]", arms._ARMS, "arms.ArmRows"),
         ("[prepare]", tables._PREPARE, "tables.Work"),
         ("[metrics]", tables._METRICS, "tables.Work"),

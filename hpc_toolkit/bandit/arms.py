@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats, look_up, refuse_repeats
 from hpc_toolkit.errors import ConfigError, near_miss
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 METRIC_PREFIX = "metric:"
 """Prefix of the names of measured features (see ``arms.with_metrics``)."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from hpc_toolkit.bandit.arms import ArmTable
 from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet, look_up
 from hpc_toolkit.bandit.rewards import (
     OF_EACH_ARM,
@@ -19,17 +21,10 @@ from hpc_toolkit.bandit.rewards import (
     rewards_of,
 )
 from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, RandomOrder, Rule, TaskResults
-from hpc_toolkit.bandit.rules.gp import EACH, GpEi, GpTs, GpUcb
-from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
+from hpc_toolkit.bandit.rules.gp import EACH, GpEi, GpTs, GpUcb, OptunaTpe
 from hpc_toolkit.bandit.rules.racing import Halving, Racing
+from hpc_toolkit.bandit.stopping import StopRules
 from hpc_toolkit.errors import ConfigError, near_miss
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.stopping import StopRules
-
 
 TIE_STDERRS = 2.0
 """On one task, arms within this many combined standard errors of the best are ties."""

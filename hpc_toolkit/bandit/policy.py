@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpc_toolkit.errors import ConfigError, near_miss
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 T = TypeVar("T")
 
@@ -109,10 +106,6 @@ class Proposal:
     """One arm that a policy wants evaluated."""
 
     arm: str
-    acquisition: float | None
-    """The value that the policy maximised, in units of the reward; None if it maximised nothing."""
-    reason: str
-    """The reason for the choice, one line for users."""
     tasks: tuple[str, ...] = ()
     """The tasks to evaluate the arm on; empty means every task not requested before."""
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from hpc_toolkit.bandit.policy import Bools, Floats, Indices
 from hpc_toolkit.bandit.rule import TIE_DECIMALS, first_best
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpc_toolkit.bandit.policy import Bools, Floats, Indices
 
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)
 """Values to add to the diagonal, tried in order until the Cholesky factor exists."""

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import Floats, look_up
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, first_best
+from hpc_toolkit.bandit.policy import Floats, TaskSet, look_up
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, TaskResults, first_best
 from hpc_toolkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hpc_toolkit.bandit.policy import TaskSet
-    from hpc_toolkit.bandit.rule import TaskResults
-
 
 WORDS = {
     "mean": "mean over tasks",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,11 +11,8 @@ from hpc_toolkit.bandit.arms import columns
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats
 from hpc_toolkit.bandit.regression import Posterior, fit
 from hpc_toolkit.bandit.rewards import gaps
-from hpc_toolkit.bandit.rule import checked_number
+from hpc_toolkit.bandit.rule import Finalists, History, checked_number
 from hpc_toolkit.system.quantities import counted, format_duration
-
-if TYPE_CHECKING:
-    from hpc_toolkit.bandit.rule import Finalists, History
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import CallError, ConfigError, RunError
+from hpc_toolkit.queue.items import Item
 from hpc_toolkit.run import MAX_WORKERS, Run, create_run
 from hpc_toolkit.rundir.layout import CALLS, list_stage
 from hpc_toolkit.rundir.pickles import UnrestoredError, dumps, refusal
 from hpc_toolkit.rundir.trust import refuse_untrusted, share
-from hpc_toolkit.rundir.valuefiles import ValueFile, stored
+from hpc_toolkit.rundir.valuefiles import ValueFile, Values, stored
 from hpc_toolkit.rundir.values import Forms, described, pointer, steps
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.terminal import note
@@ -24,13 +28,6 @@ from hpc_toolkit.worker.calls import CODE, FUNCTION, HELD
 from hpc_toolkit.worker.code import is_installed
 from hpc_toolkit.worker.fingerprints import fingerprint, is_users, of_function
 from hpc_toolkit.worker.loading import new_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Future
-
-    from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.rundir.valuefiles import Values
 
 _SHOWN = 200
 _LARGE = 1 << 20
@@ -242,7 +239,7 @@ class _Formed:
         if not fits:
             self.types, self.parts, self.form = {}, [], described(value, None)
             self.pickle("", value)
-        found = {at: fingerprint(content) for at, content in self.parts}
+        found = {at: _fingerprint(content) for at, content in self.parts}
         self.same = {at: text for at, (text, _) in found.items()}
         self.codes = {code for _, code in found.values() if code}
 
@@ -252,6 +249,31 @@ class _Formed:
 
     def pickle(self, place: str, value: Any) -> None:
         self.part(place, "pickle", value)
+
+
+def _fingerprint(content: Any) -> tuple[str, str]:
+    """The fingerprints of a part; those of an array that cannot change are computed once."""
+    at = id(content)
+    if not _is_fixed(content):
+        _fixed.pop(at, None)
+        return fingerprint(content)
+    if at not in _fixed:
+        _fixed[at] = fingerprint(content)
+        weakref.finalize(content, _fixed.pop, at, None).atexit = False
+    return _fixed[at]
+
+
+def _is_fixed(content: Any) -> bool:
+    """Whether this is an array whose elements are read-only, also in what it is a view of."""
+    np = sys.modules.get("numpy")
+    if np is None or type(content) is not np.ndarray or content.dtype.hasobject:
+        return False
+    while type(content) is np.ndarray and not content.flags.writeable:
+        content = content.base
+    return content is None or type(content) is bytes
+
+
+_fixed: dict[int, tuple[str, str]] = {}  # of arrays that exist, by their ids
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - as concurrent.futures has it

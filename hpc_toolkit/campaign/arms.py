@@ -1,27 +1,34 @@
-"""The arms of a campaign: names, keys and baseline, and [arms]: a file, a grid or a function."""
+"""The arms of a campaign: checkpoints and layers of [[models]], or [arms] with any keys."""
 
 from __future__ import annotations
 
-import ast
+import itertools
 import json
-import operator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.bandit.arms import KINDS, columns_of
-from hpc_toolkit.campaign.tables import a_list, a_table, read_table
+from hpc_toolkit.bandit.arms import KINDS, Column, Kind, columns_of
+from hpc_toolkit.campaign.tables import Converter, a_list, a_table, filtered, read_table
 from hpc_toolkit.errors import ConfigError, ItemsError, describe, near_miss
 from hpc_toolkit.queue.listfiles import read_list
 from hpc_toolkit.queue.lists import combinations, parse_values
-from hpc_toolkit.system.tomltable import text, wrong
+from hpc_toolkit.science.workloads.pythia import (
+    HUB,
+    SIZES,
+    WIDTHS,
+    checkpoint_of,
+    parse_layers,
+    parse_sizes,
+    parse_steps,
+)
+from hpc_toolkit.system.tomltable import count, flag, number_from, text, word, wrong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from hpc_toolkit.bandit.arms import Column, Kind
-    from hpc_toolkit.campaign.tables import Converter
     from hpc_toolkit.queue.items import Item
+
 
 TASK = "task"
 """The key that an item of the tasks stage has besides those of its arm."""
@@ -112,7 +119,7 @@ def with_rows(table: dict[str, Any], where: str, path: Sequence[str]) -> dict[st
     }
     rows = list(read[source](table[source], f"{where}: {source}"))
     if "where" in table:
-        rows = _filtered(rows, text(table["where"], f"{where}: where"), f"{where}: where")
+        rows = filtered(rows, text(table["where"], f"{where}: where"), f"{where}: where")
     kept = {key: one for key, one in table.items() if key not in (*_SOURCES, "where")}
     return {**kept, "rows": rows}
 
@@ -220,89 +227,117 @@ _ARMS: dict[str, Converter] = {
     "group_by": text,
 }
 
-_ARITHMETIC: dict[type[ast.AST], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model with a series of checkpoints."""
+
+    name: str
+    """Name of the series."""
+    layers: int
+    """Number of blocks; hidden states have the numbers 0 (embeddings) to this one."""
+    size: float
+    """Number of parameters, or the width; the same one of the two for all models."""
+    steps: tuple[int, ...]
+    """Training steps that have a checkpoint."""
+    checkpoint: str = "{name}/step{step}"
+    """Name of a checkpoint, a directory below the workload's root or ``hub/name@revision``."""
+    chosen: tuple[int, ...] = ()
+    """Layers that are arms; empty: all."""
+
+    def checkpoint_at(self, step: int) -> str:
+        return self.checkpoint.replace("{name}", self.name).replace("{step}", str(step))
+
+    def points(self) -> Iterator[tuple[int, int]]:
+        """Step and layer of each arm."""
+        return itertools.product(self.steps, self.chosen or range(self.layers + 1))
+
+    def arms(self) -> Iterator[CampaignArm]:
+        for step, layer in self.points():
+            checkpoint = self.checkpoint_at(step)
+            keys = {"checkpoint": checkpoint, "layer": layer}
+            last = layer == self.layers
+            yield CampaignArm(id=arm_id(keys), keys=keys, group=checkpoint, baseline=last)
+
+
+FROM_0 = number_from(0, math.inf, "a whole number from 0", whole=True)
+
+_MODEL: dict[str, Converter] = {
+    "name": word,
+    "layers": count,
+    "size": number_from(1e-9, 1e30, "a positive number"),
+    "steps": a_list(FROM_0, "a list of training steps"),
+    "checkpoint": text,
+    "chosen": a_list(FROM_0, "a list of layers"),
 }
-"""Of numbers as floats: a product of integers or texts could take all memory."""
 
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.USub: operator.neg,
-    ast.Not: operator.not_,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda value, values: value in values,
-    ast.NotIn: lambda value, values: value not in values,
+
+def models_list(value: Any, where: str) -> tuple[Model, ...]:
+    """Convert the [[models]] tables; a table with the key ``pythia`` may be several models."""
+    tables = a_list(a_table, "one or more [[models]] tables")(value, where)
+    found: list[Model] = []
+    for place, table in enumerate(tables):
+        here = f"{where}[{place}]"
+        if "pythia" in table:
+            found += read_table(_pythia, table, here, _PYTHIA)
+            continue
+        model = read_table(Model, table, here, _MODEL)
+        if model.chosen and max(model.chosen) > model.layers:
+            message = f"{here}: chosen: the model has no layer {max(model.chosen)}"
+            raise ConfigError(message, hint=f"its layers are 0 to {model.layers}")
+        found.append(model)
+    arms = sum(len(one.steps) * (len(one.chosen) or one.layers + 1) for one in found)
+    if arms > MOST_ARMS:
+        raise ConfigError(f"{where}: {arms} arms", hint=f"use at most {MOST_ARMS}")
+    return tuple(found)
+
+
+def _sizes(value: Any, where: str) -> tuple[str, ...]:
+    names = value if isinstance(value, list) and value else [value]
+    return tuple(parse_sizes(",".join(text(name, where) for name in names)))
+
+
+def _texts_of(value: Any, where: str) -> str:
+    """A list of numbers as the text that the command line takes."""
+    if isinstance(value, list):
+        return ",".join(str(FROM_0(one, where)) for one in value)
+    return str(FROM_0(value, where)) if isinstance(value, int) else text(value, where)
+
+
+_PYTHIA: dict[str, Converter] = {
+    "pythia": _sizes,
+    "steps": _texts_of,
+    "layers": _texts_of,
+    "deduped": flag,
+    "checkpoint": text,
 }
 
 
-def _filtered(rows: list[Any], condition: str, where: str) -> list[Any]:
-    """The rows that fulfil a condition on their keys, such as ``depth > 2 or lr < 0.1``.
+def _pythia(
+    *,
+    pythia: tuple[str, ...],
+    steps: str = "all",
+    layers: str = "blocks",
+    deduped: bool = False,
+    checkpoint: str = HUB,
+) -> list[Model]:
+    """One model for each size of Pythia; ``size`` is the width.
 
-    Only comparisons, arithmetic, and, or, not and in are evaluated; nothing is called. A key that
-    a row lacks is None, and a comparison of None by size is false.
+    Args:
+        pythia: sizes, such as ``["14m", "70m"]``; their layers and widths are known.
+        steps: training steps, such as ``"0,1000:143000:1000"``.
+        layers: ``blocks``, ``all``, ``last``, or numbers such as ``"0,4:12:4"``.
+        deduped: use the models that were trained on the deduplicated Pile.
+        checkpoint: name that items carry, with ``{size}``.
     """
-    try:
-        tree = ast.parse(condition.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        message = f"{where}: {condition!r} is not a condition"
-        raise ConfigError(message, hint='such as "depth > 2 and lr < 0.1"') from error
-    known = {key for row in rows for key in row}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id not in {*known, "true", "false"}:
-            message = f"{where}: no arm has the key {node.id!r}"
-            raise ConfigError(message, hint=near_miss(node.id, sorted(known)))
-    try:
-        kept = [row for row in rows if _value(tree, row)]
-    except (ArithmeticError, TypeError, KeyError, RecursionError) as error:
-        message = f"{where}: {condition!r}: {error}"
-        raise ConfigError(message, hint="compare numbers with numbers, texts with texts") from error
-    if not kept:
-        message = f"{where}: no arm of {len(rows)} fulfils {condition!r}"
-        raise ConfigError(message, hint="relax the condition")
-    return kept
-
-
-def _value(node: ast.AST, row: Mapping[str, Any]) -> Any:
-    found: Any
-    match node:
-        case ast.Constant(found):
-            pass
-        case ast.Name("true" | "false" as name) if name not in row:
-            found = name == "true"
-        case ast.Name(name):
-            found = row.get(name)
-        case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):
-            found = [_value(one, row) for one in elements]
-        case ast.UnaryOp(sign, operand) if type(sign) in _OPERATORS:
-            found = _OPERATORS[type(sign)](_value(operand, row))
-        case ast.BinOp(left, sign, right) if type(sign) in _ARITHMETIC:
-            one, other = _value(left, row), _value(right, row)
-            if isinstance(one, str) or isinstance(other, str):
-                raise TypeError("arithmetic needs numbers")
-            found = _ARITHMETIC[type(sign)](float(one), float(other))
-        case ast.BoolOp(sign, parts):
-            all_or_any = all if isinstance(sign, ast.And) else any
-            found = all_or_any(_value(one, row) for one in parts)
-        case ast.Compare(left, signs, rights):
-            values = [_value(one, row) for one in (left, *rights)]
-            found = all(map(_compare, signs, values, values[1:]))
-        case _:
-            raise TypeError(f"{ast.unparse(node)!r} is not a comparison of keys and values")
-    return found
-
-
-def _compare(sign: ast.cmpop, left: Any, right: Any) -> bool:
-    by_size = isinstance(sign, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-    if by_size and (left is None or right is None):
-        return False
-    if type(sign) not in _OPERATORS:
-        raise TypeError("'is' is not supported: use == or !=")
-    return bool(_OPERATORS[type(sign)](left, right))
+    return [
+        Model(
+            name=f"pythia-{size}",
+            layers=SIZES[size],
+            size=WIDTHS[size],
+            steps=tuple(parse_steps(steps)),
+            checkpoint=checkpoint_of(size, deduped=deduped, checkpoint=checkpoint),
+            chosen=tuple(parse_layers(layers, size)),
+        )
+        for size in pythia
+    ]

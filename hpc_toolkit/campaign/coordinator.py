@@ -3,20 +3,33 @@
 Workers never talk to it. The log of the tasks stage is its journal: the header of every segment
 that it adds contains the ask and the tells on which the ask is based. A restart tells the policy
 what the log says and goes on from there. So the coordinator can be killed at any moment and started
-anywhere, and the sequence of arms is the same.
+anywhere, and the sequence of arms is the same. :func:`dry_run` counts what it would do.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hpc_toolkit.bandit import Observation, Pull
+from hpc_toolkit.bandit.arms import NONE
+from hpc_toolkit.bandit.asktell import TASK_RULES
 from hpc_toolkit.bandit.policy import number
+from hpc_toolkit.campaign import settings
 from hpc_toolkit.campaign.arms import TASK, arm_id
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decision
+from hpc_toolkit.campaign.decisions import (
+    EXHAUSTIVE,
+    SEARCH,
+    Decision,
+    MetricColumns,
+    left_over,
+    read_decision,
+)
 from hpc_toolkit.campaign.search import (
     CampaignSearch,
     as_decided,
@@ -27,25 +40,18 @@ from hpc_toolkit.campaign.search import (
     observe,
     policy_of,
     recorded_search,
+    try_search,
 )
-from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, Campaign, read_settings
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Item, encode_segment
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.units import MAX_UNIT
-from hpc_toolkit.queue.view import Follower
+from hpc_toolkit.queue.view import Follower, RunView, StageView
 from hpc_toolkit.results.gather import gather, unit_rows
 from hpc_toolkit.results.tables import check_rows
 from hpc_toolkit.rundir.files import is_local, replace_file
 from hpc_toolkit.rundir.values import not_finite
 from hpc_toolkit.system.quantities import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from hpc_toolkit.bandit import Observation, Pull
-    from hpc_toolkit.campaign.decisions import MetricColumns
-    from hpc_toolkit.queue.view import RunView, StageView
 
 _SHORT_S = 0.1
 """Seconds of waiting before the copy for people is written; a shorter wait skips it."""
@@ -59,7 +65,7 @@ def arm_of(item: Item) -> str:
     """The arm of an item of the tasks stage. Raises RunError: the item names no arm, or no task."""
     if len(item) < 2 or TASK not in item:
         what = "keys of an arm" if TASK in item else repr(TASK)
-        message = f"an item of stage {TASKS!r} has no {what}: {json.dumps(item)[:200]}"
+        message = f"an item of stage {settings.TASKS!r} has no {what}: {json.dumps(item)[:200]}"
         raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it")
     return arm_id(item)
 
@@ -86,12 +92,12 @@ def short_unit(longest_s: float, *, local: bool) -> int:
 class Coordinator:
     """Runs the stages of one campaign to their end; restartable at any point."""
 
-    def __init__(self, view: RunView, campaign: Campaign) -> None:
+    def __init__(self, view: RunView, campaign: settings.Campaign) -> None:
         policy_of(campaign, make_arms(campaign))  # so that invalid settings are reported at once
         self._view = view
         self._campaign = campaign
         self._facts = {arm.id: arm for arm in campaign.arms()}
-        self._stage: StageView = self._view.stages[TASKS]
+        self._stage: StageView = self._view.stages[settings.TASKS]
         self._local = is_local(view.paths.root)
         if not self._local:
             self._view.probes.limit_s = LIMIT_S
@@ -112,17 +118,17 @@ class Coordinator:
         uses were not measured; RunError: a stage failed.
         """
         if self._campaign.prepare is not None:
-            self._finish(PREPARE, list(self._campaign.prepare.items))
+            self._finish(settings.PREPARE, list(self._campaign.prepare.items))
         rows: list[dict[str, Any]] | None = None
-        if METRICS in self._view.stages:
-            rows = self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
+        if settings.METRICS in self._view.stages:
+            rows = self._finish(settings.METRICS, [arm.item() for arm in self._campaign.arms()])
         self._replay(rows)
         # A sealed log already contains the last decision.
         if not self._stage.log.sealed:
             self._decide()
         self._stage.log.seal()
         self._wait(self._stage)
-        gather(self._view, TASKS)
+        gather(self._view, settings.TASKS)
         self._write_trials()
 
     def _finish(self, name: str, items: list[Item]) -> list[dict[str, Any]]:
@@ -137,7 +143,7 @@ class Coordinator:
         rows = gather(self._view, name).rows
         check_rows(rows)
         failed = [row for row in rows if row["state"] == "failed"]
-        if failed and name == PREPARE:
+        if failed and name == settings.PREPARE:
             message = (
                 f"{counted(len(failed), 'item')} of stage {name!r} failed: {failed[0]['error']}"
             )
@@ -161,7 +167,7 @@ class Coordinator:
         self._stage.poll_log()
         decisions = self._recorded()
         # The stages before may have taken days, and the settings may have been updated meanwhile.
-        updated = read_settings(self._view.paths, self._campaign.with_pending().to_json())
+        updated = settings.read_settings(self._view.paths, self._campaign.with_pending().to_json())
         self._campaign = as_decided(replace(updated, path=self._campaign.path), decisions)
         first = decisions[0] if decisions else None
         if self._campaign.search.metrics:
@@ -294,7 +300,7 @@ class Coordinator:
         values = [row["value"] for row in rows]
         keys = {key for value in values if isinstance(value, dict) for key in value}
         have = ", ".join(sorted(keys))[:200] or f"only {json.dumps(values[0])[:200]}"
-        message = f"the first results of stage {TASKS!r} have no key 'score', but {have}"
+        message = f"the first results of stage {settings.TASKS!r} have no key 'score', but {have}"
         hint = "return {'score': NUMBER}, or the number, from the code of [tasks]; make a new run"
         raise RunError(message, hint=hint)
 
@@ -327,3 +333,59 @@ def _may_score(row: dict[str, Any]) -> bool:
     if isinstance(value, dict):
         return "score" in value
     return number(value) is not None or "" in not_finite(row.get("types", {}))
+
+
+GEOMETRY = {"size": "log", "step": "log", "layer": "share of the model's layers"}
+"""How the features of [[models]] are computed."""
+
+
+def dry_run(campaign: settings.Campaign, file: str) -> dict[str, Any]:
+    """Check the campaign as its start would, and count; ready for JSON.
+
+    A limit or a duration is None where the file does not state it. Raises what the start of the
+    campaign would raise.
+    """
+    campaign = campaign.with_pending()
+    try_search(campaign, file)
+    settings.checked_stages(campaign, campaign.path)
+    search, tasks = campaign.search, campaign.tasks
+    arms = list(campaign.arms())
+    known = sum(len(one.scores) + len(one.failed) for one in known_results(campaign))
+    everything = len(arms) * len(tasks.names)
+    limits = [] if search.budget is None else [search.budget * len(tasks.names)]
+    limits += [] if search.evaluations is None else [search.evaluations]
+    # Known evaluations count towards the limits.
+    most = max(0, min(*limits, everything) - known) if limits else None
+    features, unused = GEOMETRY, list[str]()
+    if campaign.rows is not None:
+        columns = campaign.rows.columns()
+        kinds = {one.key: one.kind if isinstance(one.kind, str) else "ordered" for one in columns}
+        features = {key: kind for key, kind in kinds.items() if kind != NONE}
+        unused = [key for key, kind in kinds.items() if kind == NONE]
+    seconds = None
+    # A race pays for cheap tasks first, so a mean over all tasks would mislead.
+    if tasks.seconds and search.policy not in TASK_RULES:
+        evaluations = everything - known if search.exhaustive or most is None else most
+        seconds = sum(tasks.seconds.values()) / len(tasks.names) * evaluations
+    return {
+        "name": campaign.name,
+        "policy": search.policy,
+        "arms": len(arms),
+        "tasks": list(tasks.names),
+        "features": features,
+        "unused": unused,
+        "baseline": sum(arm.baseline for arm in arms),
+        "baseline_name": campaign.baseline,
+        # Items of the metrics stage.
+        "measured": len(arms) if campaign.metrics and campaign.metrics.workload else 0,
+        "evaluations": everything,
+        "known": known,
+        "most_arms": search.budget,
+        "most_evaluations": most,
+        # Arms that are evaluated at once.
+        "pending": len(arms) if search.policy in TASK_RULES else search.most_pending,
+        "seconds": seconds,
+        # Checkpoints to load, by model.
+        "checkpoints": dict(Counter(model.name for model in campaign.models for _ in model.steps)),
+        "from_hub": any("@" in model.checkpoint for model in campaign.models),
+    }

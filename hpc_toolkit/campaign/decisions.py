@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.bandit import Observation, Pull
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.log import damaged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from hpc_toolkit.queue.items import Segment
 
 SEARCH, EXHAUSTIVE = "search", "exhaustive"
 """Why arms were requested: the policy chose them, or they were all that was left."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hpc_toolkit.bandit import Arm, ArmTable, Pull, TaskSet, make_policy
+from hpc_toolkit import bandit
 from hpc_toolkit.bandit.arms import columns_of
 from hpc_toolkit.bandit.bench.replay import ScoreTable
-from hpc_toolkit.bandit.rewards import rewards_of
+from hpc_toolkit.bandit.rewards import Reward, rewards_of
 from hpc_toolkit.bandit.rule import TaskResults
 from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.coordinator import arm_of
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE, read_decisions
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, read_decisions
 from hpc_toolkit.campaign.known import known_rows, rows_of
 from hpc_toolkit.campaign.search import (
     CampaignSearch,
@@ -36,14 +38,6 @@ from hpc_toolkit.results.tables import INHERITED, OWN, Row, check_rows
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.system.quantities import HOUR_S, format_duration
 from hpc_toolkit.system.terminal import note
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from hpc_toolkit.bandit import Observation, Policy, Recommendation
-    from hpc_toolkit.bandit.rewards import Reward
-    from hpc_toolkit.campaign.decisions import Decision
 
 Rows = dict[str, dict[str, "Row"]]
 """Finished rows of the tasks stage by arm and task."""
@@ -74,16 +68,16 @@ class Searched:
     sealed: bool
     """Whether nothing can be requested any more."""
     decisions: list[Decision]
-    arms: ArmTable
+    arms: bandit.ArmTable
     rows: Rows
     """All finished rows, also those after the search, and results from before the campaign."""
-    done: dict[Pull, list[Row]]
+    done: dict[bandit.Pull, list[Row]]
     """The rows of each pull of the policy that is finished."""
-    best: Recommendation | None
+    best: bandit.Recommendation | None
     """The best arm by the policy."""
 
     @property
-    def known(self) -> tuple[Observation, ...]:
+    def known(self) -> tuple[bandit.Observation, ...]:
         """Results from before the campaign."""
         return self.decisions[0].known if self.decisions else ()
 
@@ -98,7 +92,7 @@ class Searched:
         return [one for one in self.decisions if one.why != EXHAUSTIVE]
 
     @property
-    def pulls(self) -> list[Pull]:
+    def pulls(self) -> list[bandit.Pull]:
         """All that the policy requested."""
         return [pull for one in self.rounds for pull in one.pulls]
 
@@ -123,11 +117,11 @@ class Searched:
             "failed" if done == every else f"{done} of {every} tasks" if done else "not evaluated"
         )
 
-    def found(self, arm: str, by: Reward | Recommendation) -> Found:
+    def found(self, arm: str, by: Reward | bandit.Recommendation) -> Found:
         keys = dict(self.arms.arms[self.arms.index(arm)].keys)
         return Found(arm=arm, keys=keys, reward=by.mean, stderr=by.stderr)
 
-    def judge(self) -> Policy:
+    def judge(self) -> bandit.Policy:
         """The policy of the search, which was told what was known before."""
         return _judge(self.campaign, self.arms, self.known)
 
@@ -144,12 +138,14 @@ class Searched:
         rewards = rewards_of(results, known, tasks=columns, scalariser=scalariser)
         return {arms.ids[index]: reward for index, reward in rewards.items()}
 
-    def best_of_all(self) -> Recommendation | None:
+    def best_of_all(self) -> bandit.Recommendation | None:
         """The best of all arms over all tasks; None unless all were evaluated."""
         if not self.complete:
             return None
         search, tasks = self.campaign.search, make_tasks(self.campaign)
-        judge = make_policy("random", self.arms, 0, tasks=tasks, scalariser=search.scalariser)
+        judge = bandit.make_policy(
+            "random", self.arms, 0, tasks=tasks, scalariser=search.scalariser
+        )
         for arm, found in self.rows.items():
             judge.tell(observe(arm, list(found.values())))
         return judge.best()
@@ -161,7 +157,7 @@ class Searched:
             search.tell(decision.tells)
             search.take(decision)
 
-        def results_of(pulls: Sequence[Pull]) -> list[Observation] | None:
+        def results_of(pulls: Sequence[bandit.Pull]) -> list[bandit.Observation] | None:
             if any(pull not in self.done for pull in pulls):
                 return None
             return [observe(pull.arm, self.done[pull]) for pull in pulls]
@@ -176,7 +172,9 @@ class Searched:
         return f"{end}: {format_duration(hours * HOUR_S)}, or a budget of then"
 
 
-def _judge(campaign: Campaign, arms: ArmTable, known: Iterable[Observation]) -> Policy:
+def _judge(
+    campaign: Campaign, arms: bandit.ArmTable, known: Iterable[bandit.Observation]
+) -> bandit.Policy:
     policy = policy_of(campaign, arms)
     for observation in known:
         policy.tell(observation)
@@ -203,7 +201,7 @@ def searched_of(view: RunView, campaign: Campaign) -> Searched:
     for observation in known:
         keys = arms.arms[arms.index(observation.arm)].keys
         rows.setdefault(observation.arm, {}).update(rows_of(observation, keys))
-    judge, done = _judge(campaign, arms, known), dict[Pull, list[Row]]()
+    judge, done = _judge(campaign, arms, known), dict[bandit.Pull, list[Row]]()
     for pull in (pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls):
         some, wanted = rows.get(pull.arm, {}), pull.tasks or campaign.tasks.names
         if some.keys() >= set(wanted):
@@ -245,9 +243,9 @@ def scores_of_table(path: Path) -> ScoreTable:
     described = columns_of(list(map(_described, arms.values())), {})
     found = [numbers for column in described for numbers in column.numbers]
     values = list(zip(*(column.values for column in found), strict=True)) or [()] * len(arms)
-    table = ArmTable(
+    table = bandit.ArmTable(
         tuple(
-            Arm(id=name, group=name, features=numbers, keys=keys)
+            bandit.Arm(id=name, group=name, features=numbers, keys=keys)
             for (name, keys), numbers in zip(arms.items(), values, strict=True)
         ),
         tuple(column.name for column in found),
@@ -264,7 +262,7 @@ def _described(keys: dict[str, Any]) -> dict[str, Any]:
     return {"model": match[1], "log1p_step": math.log1p(int(match[2])), **rest}
 
 
-def _score_table(path: Path, arms: ArmTable, tasks: Sequence[str], rows: Rows) -> ScoreTable:
+def _score_table(path: Path, arms: bandit.ArmTable, tasks: Sequence[str], rows: Rows) -> ScoreTable:
     """The arms that have a score on every task."""
     told = {arm: observe(arm, list(some.values())) for arm, some in rows.items()}
     kept = [a for a in arms.arms if a.id in told and told[a.id].scores.keys() >= set(tasks)]
@@ -281,8 +279,8 @@ def _score_table(path: Path, arms: ArmTable, tasks: Sequence[str], rows: Rows) -
 
     stderrs = matrix("stderrs")
     return ScoreTable(
-        arms=ArmTable(tuple(kept), arms.feature_names),
-        tasks=TaskSet(tuple(tasks)),
+        arms=bandit.ArmTable(tuple(kept), arms.feature_names),
+        tasks=bandit.TaskSet(tuple(tasks)),
         scores=matrix("scores"),
         seconds=matrix("seconds"),
         stderrs=None if np.isnan(stderrs).any() else stderrs,

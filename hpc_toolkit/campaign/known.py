@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hpc_toolkit.bandit import Observation
 from hpc_toolkit.campaign.arms import TASK
 from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.settings import METRICS, TASKS, read_settings
@@ -13,13 +15,7 @@ from hpc_toolkit.queue.listfiles import read_list
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import INHERITED, OWN, Row, check_rows
-from hpc_toolkit.rundir.layout import RunPaths, read_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hpc_toolkit.bandit import Observation
-    from hpc_toolkit.rundir.layout import Manifest
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, read_manifest
 
 _VALUE = "value."
 """Prefix of the columns of a result in a table of 'hpctk gather'."""

@@ -6,47 +6,32 @@ Nothing here waits or writes, so that the coordinator and the summary can take t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpc_toolkit.bandit import (
-    Arm,
-    ArmTable,
-    Observation,
-    Pull,
-    StopRules,
-    TaskSet,
-    ask_within,
-    make_policy,
-)
+from hpc_toolkit import bandit
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, METRIC_PREFIX, geometry_features, with_metrics
 from hpc_toolkit.bandit.asktell import TASK_RULES, round_options, scale_options
 from hpc_toolkit.bandit.policy import number
-from hpc_toolkit.bandit.rules.own import OwnRule
+from hpc_toolkit.bandit.rule import OwnRule, Rule
 from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
 from hpc_toolkit.campaign.known import known_rows
-from hpc_toolkit.campaign.settings import METRICS, TASKS
+from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.campaign.tables import BUDGETS, search_table
 from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.results.tables import Row
 from hpc_toolkit.system.quantities import HOUR_S
 from hpc_toolkit.worker.loading import load_object
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
-    from hpc_toolkit.bandit import Policy, Proposal
-    from hpc_toolkit.bandit.rule import Rule
-    from hpc_toolkit.campaign.settings import Campaign
-    from hpc_toolkit.results.tables import Row
-
-
-def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTable:
+def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> bandit.ArmTable:
     """The campaign's arms; their features are the geometry, or their keys, and given metrics."""
     names, features = _features(campaign)
-    table = ArmTable(
+    table = bandit.ArmTable(
         arms=tuple(
-            Arm(id=arm.id, group=arm.group, features=numbers, keys=arm.keys)
+            bandit.Arm(id=arm.id, group=arm.group, features=numbers, keys=arm.keys)
             for arm, numbers in zip(campaign.arms(), features, strict=True)
         ),
         feature_names=names,
@@ -97,9 +82,9 @@ def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
         raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it") from error
 
 
-def make_tasks(campaign: Campaign) -> TaskSet:
+def make_tasks(campaign: Campaign) -> bandit.TaskSet:
     work = campaign.tasks
-    return TaskSet(
+    return bandit.TaskSet(
         work.names,
         seconds=tuple(work.seconds[name] for name in work.names if work.seconds),
         kinds=tuple(work.kinds[name] for name in work.names if work.kinds),
@@ -134,7 +119,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
     return columns
 
 
-def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
+def policy_of(campaign: Campaign, arms: bandit.ArmTable) -> bandit.Policy:
     """The campaign's policy, before any tell. Raises ConfigError for an unknown name or option."""
     search = campaign.search
     options = dict(search.options)
@@ -146,14 +131,14 @@ def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
         options = round_options(search.policy, options, search.most_pending)
     if campaign.rows is not None and not search.is_own:
         options = scale_options(search.policy, options)
-    stop = StopRules(
+    stop = bandit.StopRules(
         pulls=search.budget,
         evaluations=search.evaluations,
         gpu_s=None if search.gpu_hours is None else search.gpu_hours * HOUR_S,
         wall_s=None if search.wall_hours is None else search.wall_hours * HOUR_S,
         win_probability=search.win_probability,
     )
-    return make_policy(
+    return bandit.make_policy(
         policy,
         arms,
         campaign.seed,
@@ -195,12 +180,12 @@ def try_search(campaign: Campaign, file: str) -> None:
         raise ConfigError(message, hint=hint)
 
 
-def _first_asks(search: CampaignSearch) -> list[list[Pull]]:
+def _first_asks(search: CampaignSearch) -> list[list[bandit.Pull]]:
     """The first ask, and one more after made-up results: two searches must agree on both."""
     asks = [search.advance(lambda _: [], lambda: 0.0)]
     for place, pull in enumerate(asks[0][:3]):
         scores = {task: float(place) for task in pull.tasks or search.tasks}
-        search.tell([Observation(pull.arm, scores)])
+        search.tell([bandit.Observation(pull.arm, scores)])
     asks.append(search.again(2))
     return asks
 
@@ -209,13 +194,13 @@ class CampaignSearch:
     """The policy of a campaign, with its asks and tells."""
 
     def __init__(
-        self, campaign: Campaign, arms: ArmTable, known: Sequence[Observation] = ()
+        self, campaign: Campaign, arms: bandit.ArmTable, known: Sequence[bandit.Observation] = ()
     ) -> None:
         self.arms = arms
         self.known = tuple(known)
         """Results from before the campaign."""
         self.decisions = Decisions()
-        self.fresh: list[Observation] = []
+        self.fresh: list[bandit.Observation] = []
         """Observations told since the last decision."""
         self.ended: str | None = None
         """Why the search has ended; None while it goes on."""
@@ -238,11 +223,11 @@ class CampaignSearch:
         # A rule over tasks waits for its complete rung, so a window would only delay the next one.
 
     @property
-    def known_pulls(self) -> list[Pull]:
+    def known_pulls(self) -> list[bandit.Pull]:
         """The evaluations whose results were known."""
-        return [Pull(one.arm, (*one.scores, *one.failed)) for one in self.known]
+        return [bandit.Pull(one.arm, (*one.scores, *one.failed)) for one in self.known]
 
-    def tell(self, tells: Iterable[Observation]) -> None:
+    def tell(self, tells: Iterable[bandit.Observation]) -> None:
         """Tell the policy results, in the order of their asks."""
         for observation in tells:
             self._policy.tell(observation)
@@ -250,7 +235,7 @@ class CampaignSearch:
             self.decisions.told.append(observation)
             self.fresh.append(observation)
 
-    def _note_seconds(self, observation: Observation) -> None:
+    def _note_seconds(self, observation: bandit.Observation) -> None:
         for task, seconds in observation.seconds.items():
             if task in observation.scores:
                 count, total = self._seconds[task]
@@ -268,10 +253,10 @@ class CampaignSearch:
         self.decisions.take(decision)
         self.fresh = []
 
-    def again(self, number: int) -> list[Pull]:
+    def again(self, number: int) -> list[bandit.Pull]:
         return self._pulls(self._policy.ask(number, self.decisions.waiting))
 
-    def due(self) -> list[Pull]:
+    def due(self) -> list[bandit.Pull]:
         """The pulls whose results must be told before the next ask."""
         waiting = self.decisions.waiting
         if self._together:
@@ -281,9 +266,9 @@ class CampaignSearch:
 
     def advance(
         self,
-        results_of: Callable[[Sequence[Pull]], list[Observation] | None],
+        results_of: Callable[[Sequence[bandit.Pull]], list[bandit.Observation] | None],
         wall_s: Callable[[], float],
-    ) -> list[Pull]:
+    ) -> list[bandit.Pull]:
         """The next ask; empty when the search has ended, and ``ended`` says why.
 
         ``results_of`` returns the results of pulls; if it returns None, this returns no ask and
@@ -299,7 +284,7 @@ class CampaignSearch:
             self.ended = self._policy.stop(waiting, wall_s=wall_s())
             if self.ended is not None:
                 return []
-            pulls = self._pulls(ask_within(self._policy, self._most(), waiting))
+            pulls = self._pulls(bandit.ask_within(self._policy, self._most(), waiting))
             if pulls:
                 return pulls
             if not waiting:
@@ -312,10 +297,14 @@ class CampaignSearch:
             return len(self.arms.arms)
         return self._search.most_pending if self._together or not self.decisions.asked else 1
 
-    def _pulls(self, proposals: Sequence[Proposal]) -> list[Pull]:
+    def _pulls(self, proposals: Sequence[bandit.Proposal]) -> list[bandit.Pull]:
         """The pulls in one form that can be compared: empty ``tasks`` for all tasks."""
-        pulls = [Pull(one.arm, one.tasks or self._open.get(one.arm, ())) for one in proposals]
-        return [Pull(arm, () if set(self.tasks) <= set(tasks) else tasks) for arm, tasks in pulls]
+        pulls = [
+            bandit.Pull(one.arm, one.tasks or self._open.get(one.arm, ())) for one in proposals
+        ]
+        return [
+            bandit.Pull(arm, () if set(self.tasks) <= set(tasks) else tasks) for arm, tasks in pulls
+        ]
 
 
 def known_metrics(campaign: Campaign) -> list[Row]:
@@ -324,7 +313,7 @@ def known_metrics(campaign: Campaign) -> list[Row]:
     return known_rows(sources, METRICS, _keys(campaign)) if sources else []
 
 
-def known_results(campaign: Campaign) -> list[Observation]:
+def known_results(campaign: Campaign) -> list[bandit.Observation]:
     """The evaluations that [tasks] names with ``from``, of arms and tasks of this campaign."""
     if not campaign.tasks.known:
         return []
@@ -344,7 +333,7 @@ def _keys(campaign: Campaign) -> list[str]:
     return list(dict.fromkeys(key for arm in campaign.arms() for key in arm.keys))
 
 
-def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
+def observe(arm: str, rows: list[dict[str, Any]]) -> bandit.Observation:
     """The observation from an arm's rows of the tasks stage; a task without a score has failed."""
     scores, stderrs, seconds, failed = {}, {}, {}, []
     for row in sorted(rows, key=lambda row: str(row["item"]["task"])):
@@ -358,7 +347,7 @@ def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
         stderr = number(row["value"].get("stderr")) if isinstance(row["value"], dict) else None
         if stderr is not None and stderr >= 0:
             stderrs[task] = stderr
-    return Observation(arm, scores, stderrs, seconds, tuple(failed))
+    return bandit.Observation(arm, scores, stderrs, seconds, tuple(failed))
 
 
 def score_of(row: dict[str, Any]) -> float | None:

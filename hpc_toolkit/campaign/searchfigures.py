@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.report.axes import Axis, number_ticks, span_ticks
-from hpc_toolkit.report.charts import Plot, Series, padded, plots, stepped
-from hpc_toolkit.report.figures import COLOURS, DASHED, DOTTED, shortened, text_width
-from hpc_toolkit.report.heatmap import HeatMap, Tile, heatmap
+from hpc_toolkit.report import figures
+from hpc_toolkit.report.charts import HeatMap, Plot, Series, Tile, heatmap, padded, plots, stepped
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
     from hpc_toolkit.bandit import ArmTable
     from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Step
-    from hpc_toolkit.report.figures import Figure
 
 _COLUMNS, _ROWS, _LEVELS = 120, 50, 160
 _BINS, _DISTINCT = 12, 24
@@ -55,7 +51,7 @@ def best_so_far(
     costs: tuple[float, float],
     order: Sequence[float],
     levels: Mapping[str, float],
-) -> Figure:
+) -> figures.Figure:
     """The best reward so far, over evaluations and over evaluation time.
 
     ``costs`` are the evaluations and the seconds of an arm. ``order`` are the rewards of all arms,
@@ -67,14 +63,16 @@ def best_so_far(
         series = list(_lines(steps, xs, cost, order, levels))
         points = [point for line in series for point in line.points]
         ys = [y for _, y in points]
-        across, up = Axis(0.0, max(x for x, _ in points) or 1.0), padded(min(ys), max(ys))
+        across, up = figures.Axis(0.0, max(x for x, _ in points) or 1.0), padded(min(ys), max(ys))
         plot = Plot(
             x="evaluation time" if timed else "evaluations",
             y="best reward so far",
             across=across,
             up=up,
-            columns=span_ticks(across.high, 6) if timed else number_ticks(0.0, across.high),
-            rows=number_ticks(up.low, up.high),
+            columns=figures.span_ticks(across.high, 6)
+            if timed
+            else figures.number_ticks(0.0, across.high),
+            rows=figures.number_ticks(up.low, up.high),
             series=series,
         )
         drawn.append(plot)
@@ -93,17 +91,17 @@ def _lines(
     levels: Mapping[str, float],
 ) -> Iterator[Series]:
     points = list(zip(spent, (step.reward for step in steps), strict=True))
-    yield Series(name="search", points=stepped(points), colour=COLOURS[0])
+    yield Series(name="search", points=stepped(points), colour=figures.COLOURS[0])
     wide, end = 'stroke-width="2"', spent[-1]
     if order and cost > 0:
         counts = some_counts(min(len(order), max(1, math.ceil(end / cost))))
         best = zip((cost * count for count in counts), expected_best(order, counts), strict=True)
         points = [point for point in best if point[0] <= end * 1.02 or point[0] == cost]
-        name, style = "random order (expected)", f"{wide} {DASHED}"
-        yield Series(name=name, points=points, colour=COLOURS[6], style=style)
+        name, style = "random order (expected)", f"{wide} {figures.DASHED}"
+        yield Series(name=name, points=points, colour=figures.COLOURS[6], style=style)
     for number, (name, reward) in enumerate(levels.items(), 1):
-        points, style = [(0.0, reward), (end, reward)], f"{wide} {DOTTED}"
-        yield Series(name=name, points=points, colour=COLOURS[number], style=style)
+        points, style = [(0.0, reward), (end, reward)], f"{wide} {figures.DOTTED}"
+        yield Series(name=name, points=points, colour=figures.COLOURS[number], style=style)
 
 
 class Grid(NamedTuple):
@@ -128,12 +126,12 @@ class Key(NamedTuple):
     """The level of each arm."""
 
 
-_NAME = text_width("n" * 120)
+_NAME = figures.text_width("n" * 120)
 
 
 def brief(name: str) -> str:
     """The begin and the end of a name with more than 120 characters."""
-    return shortened(name, _NAME)
+    return figures.shortened(name, _NAME)
 
 
 def grid_of_models(campaign: Campaign) -> Grid:
@@ -227,7 +225,7 @@ def reward_map(
     asked: Collection[str],
     marks: Mapping[str, str],
     unit: str,
-) -> tuple[Figure, ...]:
+) -> tuple[figures.Figure, ...]:
     """The rewards of arms by model, checkpoint and layer, or by their first two keys.
 
     ``words`` describes an arm, ``asked`` are outlined, ``marks`` are those of :class:`Tile`.

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpc_toolkit.campaign.evaluations import searched_of
+from hpc_toolkit.bandit.rewards import Reward
+from hpc_toolkit.campaign.evaluations import Searched, searched_of
 from hpc_toolkit.campaign.search import score_of
 from hpc_toolkit.campaign.searchfigures import best_so_far, brief, reward_map
-from hpc_toolkit.campaign.summary import progress_of, summarize
+from hpc_toolkit.campaign.settings import Campaign
+from hpc_toolkit.campaign.summary import Step, Summary, progress_of, summarize
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.report.figures import Figure
 from hpc_toolkit.report.page import Cell, Section, Table, count, seconds
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hpc_toolkit.bandit.rewards import Reward
-    from hpc_toolkit.campaign.evaluations import Searched
-    from hpc_toolkit.campaign.settings import Campaign
-    from hpc_toolkit.campaign.summary import Step, Summary
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.report.figures import Figure
 
 _RECENT = 0.8
 """A search whose best arm came after this share of its evaluations is still improving."""

@@ -10,37 +10,28 @@ import json
 import os
 import tomllib
 from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpc_toolkit.campaign.arms import TASK, arms_table, with_rows
-from hpc_toolkit.campaign.models import FROM_0, Model, models_list
-from hpc_toolkit.campaign.tables import (
-    ONE_TASK,
-    ROUNDS,
-    Search,
-    Work,
-    metrics_table,
-    prepare_table,
-    read_table,
-    search_table,
-    tasks_table,
+from hpc_toolkit.campaign import tables
+from hpc_toolkit.campaign.arms import (
+    FROM_0,
+    TASK,
+    ArmRows,
+    CampaignArm,
+    Model,
+    arms_table,
+    models_list,
+    with_rows,
 )
 from hpc_toolkit.errors import ConfigError, RunError, near_path
 from hpc_toolkit.rundir.files import read_fresh
-from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 from hpc_toolkit.system.jsonlines import AT_ONCE
-from hpc_toolkit.system.tomltable import word
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hpc_toolkit.campaign.arms import ArmRows, CampaignArm
-    from hpc_toolkit.campaign.tables import Converter
-    from hpc_toolkit.rundir.layout import Manifest, RunPaths
-    from hpc_toolkit.system.tomltable import Key
+from hpc_toolkit.system.tomltable import Key, word
 
 MOST_PENDING = 24
 """Most arms under evaluation at once, unless the campaign says so."""
@@ -55,19 +46,19 @@ class Campaign:
 
     name: str
     """Name; by default the run is ``runs/<name>``."""
-    tasks: Work
+    tasks: tables.Work
     """Scores one arm on one evaluation task."""
-    search: Search
+    search: tables.Search
     """Settings of the bandit."""
     models: tuple[Model, ...] = ()
     """Models whose checkpoints and layers are the arms; empty: ``rows`` has the arms."""
     rows: ArmRows | None = None
     """Arms that the campaign names itself; None: those of ``models``."""
-    metrics: Work | None = None
+    metrics: tables.Work | None = None
     """Measures every arm."""
     seed: int = 0
     """Seed of the policy."""
-    prepare: Work | None = None
+    prepare: tables.Work | None = None
     """Work to do first, such as training the checkpoints."""
     path: tuple[str, ...] = field(default=(), compare=False)
     """Directories in which code of the campaign is looked for; not among the settings of a run."""
@@ -91,7 +82,7 @@ class Campaign:
 
     def stages(self, path: tuple[str, ...]) -> tuple[StageSpec, ...]:
         """The stages of the campaign's run; its code is imported from ``path``."""
-        parts: list[tuple[str, Work | None, str | None]] = [
+        parts: list[tuple[str, tables.Work | None, str | None]] = [
             (PREPARE, self.prepare, None),
             (METRICS, self.metrics, self.group_by),
             (TASKS, self.tasks, self.group_by),
@@ -134,7 +125,7 @@ class Campaign:
             table["search"] = _given(table["search"])
         return parse_campaign(table, file)
 
-    def with_pending(self, known: Search | None = None) -> Campaign:
+    def with_pending(self, known: tables.Search | None = None) -> Campaign:
         """The campaign with ``asks`` and ``pending``, as in ``known`` if the file leaves them out.
 
         Without ``known``, asks are in rounds of an eighth of the arms that the budget allows: large
@@ -147,8 +138,8 @@ class Campaign:
                 search.budget or arms,
                 (search.evaluations or arms * len(names)) // len(names),
             ]
-            known = Search(
-                asks=ROUNDS, pending=max(1, min(MOST_PENDING, *(n // 8 for n in within)))
+            known = tables.Search(
+                asks=tables.ROUNDS, pending=max(1, min(MOST_PENDING, *(n // 8 for n in within)))
             )
         search = replace(
             search, asks=search.asks or known.asks, pending=search.pending or known.pending
@@ -231,7 +222,7 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     if ("models" in table) == ("arms" in table):
         message = f"{file}: {'both' if 'arms' in table else 'neither'} [[models]] and [arms]"
         raise ConfigError(message, hint="docs/how-to/campaign.md shows complete files")
-    campaign = read_table(Campaign, table, file, _CAMPAIGN)
+    campaign = tables.read_table(Campaign, table, file, _CAMPAIGN)
     arms = [arm.id for arm in campaign.arms()]
     if len(set(arms)) < len(arms):
         name = next(name for name, times in Counter(arms).items() if times > 1)
@@ -247,15 +238,15 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     return campaign
 
 
-_CAMPAIGN: dict[str, Converter | Key] = {
+_CAMPAIGN: dict[str, tables.Converter | Key] = {
     "name": word,
     "seed": FROM_0,
     "models": models_list,
     "arms": ("rows", arms_table),
-    "prepare": prepare_table,
-    "metrics": metrics_table,
-    "tasks": tasks_table,
-    "search": search_table,
+    "prepare": tables.prepare_table,
+    "metrics": tables.metrics_table,
+    "tasks": tables.tasks_table,
+    "search": tables.search_table,
 }
 
 
@@ -278,7 +269,7 @@ def checked_stages(campaign: Campaign, path: tuple[str, ...]) -> tuple[StageSpec
     for stage in campaign.stages(path):
         check_stage(stage)
         # A function that needs no task is called without the one that a campaign has by default.
-        plain = names == (ONE_TASK,) and stage.name == TASKS
+        plain = names == (tables.ONE_TASK,) and stage.name == TASKS
         made = fit(stage, items[stage.name], dropped=TASK if plain else "")
         stages.append(made[0])
         deque(made[1], 0)

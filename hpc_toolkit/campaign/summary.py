@@ -5,30 +5,25 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from hpc_toolkit.bandit import Pull, Recommendation
 from hpc_toolkit.bandit.asktell import TASK_RULES
-from hpc_toolkit.bandit.rewards import WORDS
+from hpc_toolkit.bandit.rewards import WORDS, Reward
 from hpc_toolkit.campaign.coordinator import arm_of
-from hpc_toolkit.campaign.evaluations import Found, searched_of
+from hpc_toolkit.campaign.evaluations import Found, Searched, searched_of
 from hpc_toolkit.campaign.search import observe, score_of
 from hpc_toolkit.campaign.settings import METRICS, Campaign, settings_of
 from hpc_toolkit.errors import RunError
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.status import Search
+from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.rundir.values import not_finite
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from hpc_toolkit.bandit import Pull, Recommendation
-    from hpc_toolkit.bandit.rewards import Reward
-    from hpc_toolkit.campaign.evaluations import Searched
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.rundir.layout import Manifest
-    from hpc_toolkit.system.clock import Seldom
+from hpc_toolkit.system.clock import Seldom
 
 _LAST_ASKS = 8
 

@@ -1,33 +1,21 @@
-"""The TOML tables of a campaign: the stages' workloads, and [search]."""
+"""The TOML tables of a campaign: the stages' workloads, [search], and conditions on arms."""
 
 from __future__ import annotations
 
+import ast
 import json
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.system.tomltable import (
-    convert,
-    count,
-    duration_h,
-    duration_s,
-    flag,
-    number_from,
-    text,
-    word,
-    wrong,
-)
+from hpc_toolkit.system import tomltable as t
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hpc_toolkit.system.tomltable import Key
-
-    Converter = Callable[[Any, str], Any]
-    """Takes a value and its place in the file; raises ConfigError."""
+Converter = Callable[[Any, str], Any]
+"""Takes a value and its place in the file; raises ConfigError."""
 
 Made = TypeVar("Made")
 
@@ -75,7 +63,7 @@ def read_table(
     kind: Callable[..., Made],
     value: object,
     where: str,
-    keys: Mapping[str, Converter | Key],
+    keys: Mapping[str, Converter | t.Key],
     required: tuple[str, ...] = (),
 ) -> Made:
     """Convert a TOML table into a dataclass; a converter alone sets the field of the same name.
@@ -83,7 +71,7 @@ def read_table(
     Fields without a default are required, and so are those in ``required``.
     """
     fields = {key: one if isinstance(one, tuple) else (key, one) for key, one in keys.items()}
-    given = convert(a_table(value, where), fields, where)
+    given = t.convert(a_table(value, where), fields, where)
     for name, parameter in signature(kind).parameters.items():
         if name not in given and (parameter.default is Parameter.empty or name in required):
             message = f"{where}: the key {name!r} is missing"
@@ -94,7 +82,7 @@ def read_table(
 def a_table(value: object, where: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    raise wrong(where, value, "a table")
+    raise t.wrong(where, value, "a table")
 
 
 def a_list(convert_one: Converter, wanted: str) -> Converter:
@@ -103,7 +91,7 @@ def a_list(convert_one: Converter, wanted: str) -> Converter:
     def convert_all(value: Any, where: str) -> Any:
         if isinstance(value, list) and value:
             return tuple(convert_one(one, f"{where}[{place}]") for place, one in enumerate(value))
-        raise wrong(where, value, wanted)
+        raise t.wrong(where, value, wanted)
 
     return convert_all
 
@@ -111,13 +99,13 @@ def a_list(convert_one: Converter, wanted: str) -> Converter:
 def _names(value: object, where: str) -> tuple[str, ...]:
     if isinstance(value, list) and value and len(set(map(str, value))) == len(value):
         return tuple(_name(name, where) for name in value)
-    raise wrong(where, value, "a list of different names")
+    raise t.wrong(where, value, "a list of different names")
 
 
 def _name(value: object, where: str) -> str:
-    if name := text(value, where).strip():
+    if name := t.text(value, where).strip():
         return name
-    raise wrong(where, value, "a name")
+    raise t.wrong(where, value, "a name")
 
 
 def _by_task(convert_one: Converter) -> Converter:
@@ -129,22 +117,22 @@ def _by_task(convert_one: Converter) -> Converter:
 
 
 _WORK: dict[str, Converter] = {
-    "workload": text,
+    "workload": t.text,
     "options": a_table,
-    "max_attempts": count,
-    "timeout_s": duration_s,
+    "max_attempts": t.count,
+    "timeout_s": t.duration_s,
 }
 
 
 def _sources(value: object, where: str) -> tuple[str, ...]:
     names = value if isinstance(value, list) and value else [value]
-    return tuple(str(Path(text(name, where)).absolute()) for name in names)
+    return tuple(str(Path(t.text(name, where)).absolute()) for name in names)
 
 
 _PREPARE: dict[str, Converter] = {**_WORK, "items": a_list(a_table, "a list of tables")}
-_METRICS: dict[str, Converter | Key] = {**_WORK, "from": ("known", _sources)}
-_BY_TASK = {"kinds": _by_task(word), "seconds": _by_task(duration_s)}
-_TASKS: dict[str, Converter | Key] = {**_METRICS, "names": _names, **_BY_TASK}
+_METRICS: dict[str, Converter | t.Key] = {**_WORK, "from": ("known", _sources)}
+_BY_TASK = {"kinds": _by_task(t.word), "seconds": _by_task(t.duration_s)}
+_TASKS: dict[str, Converter | t.Key] = {**_METRICS, "names": _names, **_BY_TASK}
 
 
 def metrics_table(value: object, where: str) -> Work:
@@ -251,7 +239,7 @@ def search_table(value: object, where: str, *, ends: bool = True) -> Search:
 
 
 def _policy(value: object, where: str) -> str:
-    return text(value, where) if isinstance(value, str) and ":" in value else word(value, where)
+    return t.text(value, where) if isinstance(value, str) and ":" in value else t.word(value, where)
 
 
 def _asks(value: object, where: str) -> str:
@@ -277,15 +265,102 @@ def _options(value: object, where: str) -> dict[str, Any]:
 
 _SEARCH: dict[str, Converter] = {
     "policy": _policy,
-    "budget": count,
-    "evaluations": number_from(1, 2**31, "a whole number from 1", whole=True),
-    "gpu_hours": duration_h,
-    "wall_hours": duration_h,
-    "win_probability": number_from(0, 1, "a probability, 0 to 1"),
-    "pending": count,
+    "budget": t.count,
+    "evaluations": t.number_from(1, 2**31, "a whole number from 1", whole=True),
+    "gpu_hours": t.duration_h,
+    "wall_hours": t.duration_h,
+    "win_probability": t.number_from(0, 1, "a probability, 0 to 1"),
+    "pending": t.count,
     "asks": _asks,
-    "exhaustive": flag,
-    "scalariser": word,
+    "exhaustive": t.flag,
+    "scalariser": t.word,
     "metrics": lambda value, where: _names(value, where) if value != [] else (),
     "options": _options,
 }
+
+_ARITHMETIC: dict[type[ast.AST], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+}
+"""Of numbers as floats: a product of integers or texts could take all memory."""
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, values: value in values,
+    ast.NotIn: lambda value, values: value not in values,
+}
+
+
+def filtered(rows: list[Any], condition: str, where: str) -> list[Any]:
+    """The rows that fulfil a condition on their keys, such as ``depth > 2 or lr < 0.1``.
+
+    Only comparisons, arithmetic, and, or, not and in are evaluated; nothing is called. A key that
+    a row lacks is None, and a comparison of None by size is false.
+    """
+    try:
+        tree = ast.parse(condition.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        message = f"{where}: {condition!r} is not a condition"
+        raise ConfigError(message, hint='such as "depth > 2 and lr < 0.1"') from error
+    known = {key for row in rows for key in row}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in {*known, "true", "false"}:
+            message = f"{where}: no arm has the key {node.id!r}"
+            raise ConfigError(message, hint=near_miss(node.id, sorted(known)))
+    try:
+        kept = [row for row in rows if _value(tree, row)]
+    except (ArithmeticError, TypeError, KeyError, RecursionError) as error:
+        message = f"{where}: {condition!r}: {error}"
+        raise ConfigError(message, hint="compare numbers with numbers, texts with texts") from error
+    if not kept:
+        message = f"{where}: no arm of {len(rows)} fulfils {condition!r}"
+        raise ConfigError(message, hint="relax the condition")
+    return kept
+
+
+def _value(node: ast.AST, row: Mapping[str, Any]) -> Any:
+    found: Any
+    match node:
+        case ast.Constant(found):
+            pass
+        case ast.Name("true" | "false" as name) if name not in row:
+            found = name == "true"
+        case ast.Name(name):
+            found = row.get(name)
+        case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):
+            found = [_value(one, row) for one in elements]
+        case ast.UnaryOp(sign, operand) if type(sign) in _OPERATORS:
+            found = _OPERATORS[type(sign)](_value(operand, row))
+        case ast.BinOp(left, sign, right) if type(sign) in _ARITHMETIC:
+            one, other = _value(left, row), _value(right, row)
+            if isinstance(one, str) or isinstance(other, str):
+                raise TypeError("arithmetic needs numbers")
+            found = _ARITHMETIC[type(sign)](float(one), float(other))
+        case ast.BoolOp(sign, parts):
+            all_or_any = all if isinstance(sign, ast.And) else any
+            found = all_or_any(_value(one, row) for one in parts)
+        case ast.Compare(left, signs, rights):
+            values = [_value(one, row) for one in (left, *rights)]
+            found = all(map(_compare, signs, values, values[1:]))
+        case _:
+            raise TypeError(f"{ast.unparse(node)!r} is not a comparison of keys and values")
+    return found
+
+
+def _compare(sign: ast.cmpop, left: Any, right: Any) -> bool:
+    by_size = isinstance(sign, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+    if by_size and (left is None or right is None):
+        return False
+    if type(sign) not in _OPERATORS:
+        raise TypeError("'is' is not supported: use == or !=")
+    return bool(_OPERATORS[type(sign)](left, right))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 gc.disable()
 
 from hpc_toolkit.errors import PASSING, HpcToolkitError, exit_code_of  # noqa: E402 - as above
-from hpc_toolkit.system.imports import listed_imports, open_streams  # noqa: E402 - as above
+from hpc_toolkit.system.installation import listed_imports, open_streams  # noqa: E402 - as above
 
 COMMANDS = {
     "mapping": ("new", "map"),
@@ -37,16 +37,15 @@ COMMANDS = {
     "gathering": ("gather", "snapshot", "export"),
     "reading": ("explain", "logs", "add", "seal", "retry", "drain", "events"),
     "campaigns": ("report", "campaign"),
-    "bandit": ("bandit",),
-    "study": ("study",),
+    "search": ("bandit", "study"),
     "launch": ("launch",),
     "scaling": ("scaling",),
     "submit": ("submit", "cancel"),
+    "keeping": ("keep",),
     "render": ("render",),
     "clusters": ("cluster",),
     "lab": ("lab",),
-    "plan": ("plan",),
-    "doctor": ("doctor",),
+    "checking": ("plan", "doctor"),
     "batch": ("batch", "preflight", "stage"),
 }
 """The module of each command, in the order of the help."""
@@ -73,7 +72,7 @@ def load_commands(first_word: str = "") -> Commands:
     known = [module for module, commands in COMMANDS.items() if first_word in commands]
     if not known or first_word in _LONG:
         gc.enable()
-    for module in known or COMMANDS:
+    for module in known or (COMMANDS if first_word != "--version" else ()):
         # Importing what another command needs would cost every 'status' a tenth of its time.
         importlib.import_module(f"hpc_toolkit.cli.{module}").register(app)
     return app
@@ -168,7 +167,7 @@ def plain_arguments(panels: Panels, words: Sequence[str]) -> dict[str, Any] | No
     if any(one.variable in os.environ for one in options if one.variable):
         return None
     found = _given(options, words)
-    defaults = {one.name.partition("/")[0]: one.default for one in options}
+    defaults = {one.name.partition("/")[0]: () if one.repeated else one.default for one in options}
     return None if found is None else {"run": None, **defaults, **found}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -15,9 +17,6 @@ from hpc_toolkit.system.options import Option
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from collections.abc import Set as AbstractSet
-
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
 

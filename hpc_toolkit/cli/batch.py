@@ -7,12 +7,15 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from hpc_toolkit.cli.arguments import argument, value
 from hpc_toolkit.cli.help import SCRIPTS, Commands
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.containers import NO_CONTAINER, PROGRAMS, Container, environment_of, node_gpu
 from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 from hpc_toolkit.system.options import Option, flag, many
@@ -20,15 +23,10 @@ from hpc_toolkit.system.quantities import parse_duration, parse_size
 from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpc_toolkit.slurm.batch.requeue import Restarts
-    from hpc_toolkit.slurm.batch.step import Batch
+    from hpc_toolkit.slurm.batch.step import Batch, Restarts
 
 Script = Annotated[Path, argument("SCRIPT", 'The running script: "$0".')]
 Words = Annotated[list[str], argument("PROGRAM...", "Program and arguments.")]
-_FOREVER = "1000d"
-"""Ranks of a campaign wait for the coordinator, however long a round takes."""
 _JOB = (
     Option("gpus", "GPUs that every node must show.", "N", default=0),
     Option("max_restarts", "Requeue the job at most N times.", "N", default=MAX_RESTARTS),
@@ -102,7 +100,8 @@ def work(
     if len(named) != 1 or not named[0]:
         what = "no run directory" if len(named) == 1 else f"{len(named)} run directories"
         raise ConfigError(what, hint="sbatch SCRIPT RUN, where RUN was created by 'hpctk init RUN'")
-    idle_exit = given["idle_exit"] or (_FOREVER if campaign else None)
+    # Ranks of a campaign wait for the coordinator, however long a round takes.
+    idle_exit = given["idle_exit"] or ("1000d" if campaign else None)
     options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
     request = WorkRequest(
         run=named[0],
@@ -113,8 +112,20 @@ def work(
         shrink_every_s=parse_duration(every, where="--shrink-every") if every else None,
         campaign=campaign,
         within_s=_whole_seconds(given),
+        send_others=partial(_send_others, Path(named[0]), script),
     )
     _run(script, given, lambda batch, restarts: WorkJob(batch, restarts, request).run())
+
+
+def _send_others(directory: Path, script: Path, job: str, ends: bool) -> float | None:
+    from hpc_toolkit.submit.jobs import kept
+
+    if not any(record.get("by_jobs") for _, record in kept(RunPaths(directory))):
+        return None
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.submit.keeping import send_others
+
+    return send_others(Run.open(directory), script, job, ends=ends)
 
 
 def command(*, script: Script, program: Words, **given: Any) -> None:
@@ -179,7 +190,7 @@ def _run_program(script: Path, given: dict[str, Any], **request: Any) -> NoRetur
 def _run(
     script: Path, given: dict[str, Any], body: Callable[[Batch, Restarts], object]
 ) -> NoReturn:
-    from hpc_toolkit.slurm.batch.requeue import run_batch
+    from hpc_toolkit.slurm.batch.step import run_batch
 
     code = run_batch(
         script,
@@ -238,7 +249,6 @@ def stage(
     Examples:
         hpctk stage /tmp/data /scratch/me/corpus
     """
-
     from hpc_toolkit.slurm.batch.node import stage_paths
     from hpc_toolkit.system.processes import WARNING
 

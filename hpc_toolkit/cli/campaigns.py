@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from functools import partial
@@ -33,17 +32,14 @@ from hpc_toolkit.submit.reporting import report_of
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.record import replace
-from hpc_toolkit.system.terminal import note, printable
+from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.campaign.evaluations import Found
-    from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.campaign.summary import Summary
 
-_MEAN = "mean over tasks"
 _LONG = 30
 """Characters of the name of an arm that is too long to show several."""
-_NO_BEST = "best arm        none: no arm has a reward"
 
 
 def register(app: Commands) -> None:
@@ -77,7 +73,7 @@ def plan(
         hpctk campaign plan campaign.toml
         hpctk campaign plan campaign.toml --workers 32
     """
-    from hpc_toolkit.campaign.dryrun import dry_run
+    from hpc_toolkit.campaign.coordinator import dry_run
     from hpc_toolkit.campaign.settings import read_campaign
 
     if workers is not None and workers < 1:
@@ -153,7 +149,7 @@ def run_campaign(
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
     from hpc_toolkit.campaign.settings import read_campaign
-    from hpc_toolkit.engines.localcampaign import resume_campaign, work_campaign
+    from hpc_toolkit.engines.localcampaign import make_campaign_run, resume_campaign, work_campaign
     from hpc_toolkit.worker.code import executed
     from hpc_toolkit.worker.worker import WorkerOptions
 
@@ -164,7 +160,7 @@ def run_campaign(
         resume_campaign(found, wanted, update=update, file=str(campaign))
         executed(found.paths, found.manifest)
     else:
-        found = make_run(root, campaign, wanted)
+        found = make_campaign_run(root, wanted, wanted.path, str(campaign))
     count = workers if workers is not None else max(1, len(visible_gpus()))
     work = partial(work_campaign, found, count, WorkerOptions())
     with at_end(found, on_end):
@@ -178,22 +174,14 @@ def run_campaign(
 
 
 def _print_outcome(run: Run, *, as_json: bool) -> None:
+    """Write the report, and print the status without the search, and then the summary of it."""
     report, summary = write_at_end(run), _outcome(run)
-    if not as_json:
-        print("\n".join(map(printable, _status_lines(run))))
-    if summary is not None:
-        lines = [json.dumps(summary.to_json())] if as_json else summary_lines(summary)
-        print("\n".join(map(printable, lines)))
-    if not as_json and report:
-        print("\n".join(map(printable, report)))
-    sys.stdout.flush()
-
-
-def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
-    """Make the run of the campaign that ``file`` describes."""
-    from hpc_toolkit.engines.localcampaign import make_campaign_run
-
-    return make_campaign_run(root, campaign, campaign.path, str(file))
+    if as_json:
+        if summary is not None:
+            show(summary.to_json(), (), as_json=True)
+        return
+    lines = status_lines(replace(run.status(), search=None))
+    show(None, [*lines, *(summary_lines(summary) if summary else ()), *report], as_json=False)
 
 
 def _outcome(run: Run) -> Summary | None:
@@ -203,11 +191,6 @@ def _outcome(run: Run) -> Summary | None:
     return summarize(run.view, campaign_of(run))
 
 
-def _status_lines(run: Run) -> list[str]:
-    """The status without the search, which the summary below it describes."""
-    return status_lines(replace(run.status(), search=None))
-
-
 def summary_lines(summary: Summary) -> list[str]:
     spent = f"{summary.evaluations:,} of {counted(summary.all_evaluations, 'evaluation')}"
     before = f" ({summary.known} known before)" if summary.known else ""
@@ -215,9 +198,10 @@ def summary_lines(summary: Summary) -> list[str]:
     lines = [f"policy          {summary.policy}: {arms}, {spent}{before}"]
     if summary.ended is not None:
         lines.append(f"  ended         {summary.ended}")
-    if summary.scalariser != _MEAN:
+    if summary.scalariser != "mean over tasks":
         lines.append(f"  rewards       {summary.scalariser}")
-    lines += _best_lines(summary, summary.best) if summary.best else [_NO_BEST]
+    none = ["best arm        none: no arm has a reward"]
+    lines += _best_lines(summary, summary.best) if summary.best else none
     if summary.failed_tasks:
         lines.append(f"failed tasks    {summary.failed_tasks}, left out of the means")
         lines.append(f"  the first     {summary.failure}")
@@ -297,15 +281,8 @@ def coordinate(
     found = open_run(run)
     check_trust(found.root)
     Coordinator(found.view, campaign_of(found)).run()
-    if not summary:  # a local campaign, whose parent writes the report
-        return
-    report, outcome = write_at_end(found), _outcome(found)
-    if outcome is not None:
-        lines = [*_status_lines(found), *summary_lines(outcome), *report]
-        print("\n".join(map(printable, lines)))
-
-
-_SUFFIXES = (".html", ".md")
+    if summary:  # not a local campaign, whose parent writes the report
+        _print_outcome(found, as_json=False)
 
 
 def report(
@@ -334,7 +311,7 @@ def report(
     """
     found = open_run(run)
     given = out or (["-"] if text else [str(found.paths.report)])
-    paths = outputs((one for one in given if one != "-"), _SUFFIXES)
+    paths = outputs((one for one in given if one != "-"), (".html", ".md"))
     for path in paths if text else ():
         if path.suffix != ".md":
             message = f"--text: {path} would be Markdown with another suffix"

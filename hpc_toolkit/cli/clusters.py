@@ -5,19 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.slurm.render.spec import OPTIONS, shown
 from hpc_toolkit.system.quantities import format_mem, format_walltime
 from hpc_toolkit.system.terminal import printable, show_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hpc_toolkit.slurm.clusters.facts import Cluster
 
 
@@ -75,10 +75,7 @@ def _in_columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def show_cluster(
-    name: Annotated[
-        str,
-        argument("NAME", "Name or TOML file.", complete=complete_cluster),
-    ],
+    name: Annotated[str, argument("NAME", "Name or TOML file.", complete=complete_cluster)],
     origin: Annotated[bool, switch("--origin", "Print the file of each fact.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -92,7 +89,11 @@ def show_cluster(
 
     cluster = load_cluster(name)
     record = {**_record(cluster), "origins": {key: str(at) for key, at in cluster.origins}}
-    rows = [(*((_file(cluster, row[0]),) if origin else ()), *row) for row in _rows(cluster)]
+    rows: list[tuple[str, ...]] = [*_rows(cluster)]
+    if origin:
+        origins = dict(cluster.origins)
+        keys = ("partitions" if row[0].startswith("partition ") else row[0] for row in rows)
+        rows = [(origins[key].file, *row) for key, row in zip(keys, rows, strict=True)]
     show(record, _in_columns(rows), as_json=as_json)
 
 
@@ -108,7 +109,6 @@ def validate(
         hpctk cluster validate
         hpctk cluster validate mysite.toml
     """
-    from hpc_toolkit.doctor.advice import harmful
     from hpc_toolkit.slurm.clusters.facts import check_file
     from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
 
@@ -186,14 +186,10 @@ def _record(cluster: Cluster) -> dict[str, Any]:
         pairs = dict(table["defaults"]).items()
         table["defaults"] = {key: shown(key, one) if key in OPTIONS else one for key, one in pairs}
     record |= {key: {one.pop("name"): one for one in record[key]} for key in ("kinds", "qos")}
-    for table in (*record["kinds"].values(), *record["partitions"]):
-        table |= {key: dict(table[key]) for key in ("kinds", "gpus", "gres") if key in table}
+    for table in (*record["kinds"].values(), *record["qos"].values(), *record["partitions"]):
+        keys = ("kinds", "gpus", "gres", "gpu_types")
+        table |= {key: dict(table[key]) for key in keys if isinstance(table.get(key), tuple)}
     return record
-
-
-def _file(cluster: Cluster, row: str) -> str:
-    key = "partitions" if row.startswith("partition ") else row
-    return dict(cluster.origins)[key].file
 
 
 def _rows(cluster: Cluster) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from itertools import islice
 from pathlib import Path
@@ -26,20 +27,17 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.trust import check_trust
-from hpc_toolkit.system.options import Option, flag, many
+from hpc_toolkit.system.options import Option, Panels, flag, many
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.results.verification import Problem
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.rundir.valuefiles import Values
-    from hpc_toolkit.system.options import Panels
 
 _SHOWN = 20
 TOLERANCE = 1e-9
@@ -78,7 +76,7 @@ def gather(run: RunArgument = None, **given: Any) -> None:
     Rows are in the order of the items, failed items included. The first complete gather publishes
     the rows; every later one writes the same rows.
 
-    --trace writes the times, worker and outcome of every attempt; not as .npz.
+    --trace writes the times, worker and outcome of every attempt.
 
     --check requires one row for each item, no failed item and finite numbers. It also takes a
     snapshot (.json) or rows (.jsonl, .json) instead of RUN.
@@ -101,16 +99,17 @@ def gather(run: RunArgument = None, **given: Any) -> None:
     if given["trace"]:
         why = "cannot be combined with --trace, which needs no results"
         refuse_given({"run", "out", "stage", "trace", "json"}, why)
-        _write_trace(run, given["out"] or ("-",), given["stage"], as_json=bool(given["json"]))
-        return
     from hpc_toolkit.results.gather import NotCompleteError
     from hpc_toolkit.results.tables import INHERITED, writer_for
 
-    outs = given["out"] or ("-",)
+    outs, as_json = given["out"] or ("-",), bool(given["json"])
     for out in outs:
         if out != "-":
             writer_for(Path(out))
     opened = open_run(run)
+    if given["trace"]:
+        _write_trace(opened, outs, given["stage"], as_json=as_json)
+        return
     try:
         table = opened.table(stage=given["stage"], partial=bool(given["partial"]))
     except NotCompleteError as error:
@@ -127,7 +126,7 @@ def gather(run: RunArgument = None, **given: Any) -> None:
     record = {**files, "rows": len(rows), "failed": failed, "published": table.published}
     inherited = f", {more} of them inherited from {next(iter(rows))[INHERITED]}" if more else ""
     text = f"{counted(len(rows), 'row')} in {', '.join(outs)}{inherited}"
-    _show_written(outs, record, text, as_json=bool(given["json"]))
+    _show_written(outs, record, text, as_json=as_json)
 
 
 def _show_written(outs: Sequence[str], record: dict[str, Any], text: str, *, as_json: bool) -> None:
@@ -139,7 +138,7 @@ def _show_written(outs: Sequence[str], record: dict[str, Any], text: str, *, as_
             print(text, file=sys.stderr)
 
 
-def write_rows(outs: Sequence[str], rows: list[Row] | Table, values: Values) -> None:
+def write_rows(outs: Sequence[str], rows: Iterable[Row], values: Values) -> None:
     """Write rows to files, each in the format of its suffix, and to stdout for "-"."""
     from hpc_toolkit.results.tables import json_lines, write_table
 
@@ -160,40 +159,27 @@ def _with_inherited(run: Run, stage: str | None, table: Table) -> list[Row] | Ta
     return with_inherited(run.view, run.manifest, table.rows)
 
 
-def _write_trace(run: str | None, outs: Sequence[str], stage: str | None, *, as_json: bool) -> None:
-    from hpc_toolkit.results.history import History
-    from hpc_toolkit.results.tables import json_lines
-    from hpc_toolkit.results.trace import trace_rows, trace_writer, write_trace
+def _write_trace(run: Run, outs: Sequence[str], stage: str | None, *, as_json: bool) -> None:
+    from hpc_toolkit.results.events import Trace
 
-    for out in outs:
-        if out != "-":
-            trace_writer(Path(out))
-    opened = open_run(run)
     if stage is not None:
-        opened.manifest.stage(stage)  # a name that is not known is refused
-    rows = 0
-    for out in outs:
-        history = History(opened.view)  # writing it takes its rows
-        history.refresh()
-        if out == "-":
-            sys.stdout.buffer.writelines(json_lines(trace_rows(history, stage)))
-            continue
-        with writing(out):
-            rows = write_trace(Path(out), history, stage)
+        run.manifest.stage(stage)  # a name that is not known is refused
+    rows = Trace(run.view, stage)
+    write_rows(outs, rows, run.values)
     if "-" in outs:
         return
-    for worker, error in opened.view.unreadable.items():
+    for worker, error in run.view.unreadable.items():
         note(f"the journal of {worker} cannot be read ({error.strerror}); it is left out")
-    text = f"{counted(rows, 'attempt')} in {', '.join(outs)}"
-    _show_written(outs, {"rows": rows}, text, as_json=as_json)
+    text = f"{counted(rows.count, 'attempt')} in {', '.join(outs)}"
+    _show_written(outs, {"rows": rows.count}, text, as_json=as_json)
 
 
 def check_results(results: str | None, given: dict[str, Any]) -> None:
     """Print the problems of results; exit with 1 if there are any."""
-    from hpc_toolkit.results.verification import Range, Recomputation, verify
+    from hpc_toolkit.results.verification import Range, recompute, verify
 
-    recompute, tolerance, ignore = (given[n] for n in ("recompute", "tolerance", "ignore"))
-    if not recompute and (ignore or tolerance != TOLERANCE):
+    count, tolerance, ignore = (given[n] for n in ("recompute", "tolerance", "ignore"))
+    if not count and (ignore or tolerance != TOLERANCE):
         message = "--tolerance and --ignore are for --recompute"
         raise ConfigError(message, hint="add --recompute 5, or leave them out")
     ranges = tuple(map(Range.parse, given["range"]))
@@ -205,13 +191,13 @@ def check_results(results: str | None, given: dict[str, Any]) -> None:
         known = list(make_items({"items": given["items"]}, command))
     problems = verify(rows, known, ranges=ranges, unique=tuple(given["unique"]))
     again = 0
-    if recompute:
+    if count:
         if stage is None:
             message = f"--recompute: {results} does not record which code produced the results"
             raise ConfigError(message, hint="check the run itself, or a snapshot of it")
         with _stdout_on_stderr():
-            sample = Recomputation(count=recompute, tolerance=tolerance, ignore=tuple(ignore))
-            again, more = sample.check(stage, rows)
+            how = {"tolerance": tolerance, "ignore": tuple(ignore)}
+            again, more = recompute(stage, rows, count=count, **how)
         problems += more
     _show(len(rows), known, problems, again, as_json=bool(given["json"]))
     if problems:
@@ -233,13 +219,15 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 
 def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | None]:
-    from hpc_toolkit.results.snapshots import read_snapshot
-    from hpc_toolkit.results.tables import read_rows
+    from hpc_toolkit.results.snapshots import read_rows, read_snapshot
     from hpc_toolkit.worker.code import executed
 
     path = Path(given) if given is not None else None
     if path is not None and path.suffix and not path.is_dir():
-        if path.suffix != ".json" or _is_array(path):
+        is_array = False
+        with suppress(OSError), path.open("rb") as file:
+            is_array = file.read(64).lstrip()[:1] == b"["  # a snapshot is an object
+        if path.suffix != ".json" or is_array:
             return read_rows(path), None, None
         taken = read_snapshot(path)
     else:
@@ -250,13 +238,6 @@ def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | 
             stage = executed(run.paths, run.manifest)[taken.manifest.stages[0].name]
             return taken.rows, taken.items, stage
     return taken.rows, taken.items, taken.manifest.stages[0]
-
-
-def _is_array(path: Path) -> bool:
-    """Whether a .json file holds rows; a snapshot is an object."""
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(64).lstrip()[:1] == b"["
-    return False
 
 
 def _show(
@@ -314,7 +295,8 @@ def export(
     run: RunArgument = None,
     *,
     to: Annotated[
-        str, value("TRACKER", "mlflow, wandb, tensorboard or trackio; of a study: optuna.")
+        str,
+        value("TRACKER", "mlflow, wandb, tensorboard or trackio; of a study or campaign: optuna."),
     ],
     into: Annotated[
         str | None, value("DIR|URI", "Directory to write to; or an URI for mlflow and optuna.")
@@ -336,7 +318,7 @@ def export(
     """
     opened = open_run(run)
     if to == "optuna":
-        from hpc_toolkit.study.studies import export as export_study
+        from hpc_toolkit.study import export as export_study
 
         export_study(opened, into or "study.log")
         show({"written": into or "study.log"}, [into or "study.log"], as_json=as_json)

@@ -10,22 +10,19 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import click
 
 from hpc_toolkit import __version__
 from hpc_toolkit.cli.arguments import Argument
+from hpc_toolkit.system.options import Option, Panels
 from hpc_toolkit.system.terminal import printable_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from hpc_toolkit.system.options import Option, Panels
 
 LIST = "Work through a list of items"
 SEARCH = "Search"
@@ -318,23 +315,10 @@ def _declared(name: str, annotation: Any, default: Any) -> click.Parameter:
 
 def application() -> Commands:
     """``hpctk`` without commands."""
-    version = PlainOption(
-        "--version",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_show_version,
-        help="Print the version.",
-    )
-    return Commands(
+    app = Commands(
         "hpctk",
         help="Work queues, training and Slurm jobs for HPC clusters.",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-        params=[version],
     )
-
-
-def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        print(f"hpctk {__version__}")
-        ctx.exit()
+    shown = {"prog_name": "hpctk", "message": "%(prog)s %(version)s", "help": "Print the version."}
+    return click.version_option(__version__, **shown)(app)

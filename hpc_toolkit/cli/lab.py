@@ -19,12 +19,11 @@ from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.lab.lab import Lab
-    from hpc_toolkit.lab.members import LabStatus
+    from hpc_toolkit.lab.state import LabStatus
 
 NameOption = Annotated[str, value("NAME", "Name of the lab.")]
 DirOption = Annotated[
-    Path | None,
-    value("DIR", "Directory of the lab, instead of --name.", "--dir", hidden=True),
+    Path | None, value("DIR", "Directory of the lab, instead of --name.", "--dir", hidden=True)
 ]
 _SLURM_HELP = "Slurm of a Debian release, e.g. trixie, or of a root directory. [default: installed]"
 Node = Annotated[str, argument("NODE", "Name of the node, e.g. n3.")]
@@ -57,8 +56,8 @@ def register(app: Commands) -> None:
 
 
 def _lab(name: str, directory: Path | None) -> Lab:
-    from hpc_toolkit.lab.directory import lab_paths
     from hpc_toolkit.lab.lab import Lab
+    from hpc_toolkit.lab.settings import lab_paths
 
     return Lab(lab_paths(name, directory))
 
@@ -133,7 +132,7 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
     Examples:
         eval "$(hpctk lab env)"
     """
-    from hpc_toolkit.lab.programs import user_path
+    from hpc_toolkit.lab.commands import user_path
 
     lab = _lab(name, directory)
     root = lab.check_up().settings.root
@@ -162,7 +161,7 @@ def execute(
         hpctk lab exec srun -N2 hostname
         hpctk lab exec sinfo
     """
-    from hpc_toolkit.lab.programs import environment
+    from hpc_toolkit.lab.commands import environment
 
     lab = _lab(name, directory)
     argv = lab.inside(command)
@@ -180,7 +179,7 @@ def run(
     Examples:
         hpctk lab run slurm/work-queue.sbatch
     """
-    from hpc_toolkit.lab.jobs import NO_LOG, run_script
+    from hpc_toolkit.lab.commands import NO_LOG, run_script
 
     lab = _lab(name, directory)
     lab.check_up()
@@ -224,8 +223,8 @@ def status(
 
 
 def _list_labs(*, as_json: bool) -> None:
-    from hpc_toolkit.lab.directory import known_labs
     from hpc_toolkit.lab.lab import Lab
+    from hpc_toolkit.lab.settings import known_labs
 
     found = {paths.root.name: Lab(paths).status() for paths in known_labs()}
     width = max(map(len, found), default=0)

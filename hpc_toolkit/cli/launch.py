@@ -27,9 +27,10 @@ from hpc_toolkit.system.options import (
     without_separator,
 )
 from hpc_toolkit.system.quantities import parse_duration
-from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.system.ranks import RankInfo, in_step
 from hpc_toolkit.system.terminal import note, show_error
 from hpc_toolkit.training.launch import plan
+from hpc_toolkit.training.launch.plan import Step
 
 _FLAGS = ("run_path", "virtual_local_rank")
 _START_TIMEOUT = f"{plan.START_TIMEOUT_S / 60:g}min"
@@ -136,7 +137,7 @@ def launch(
         _tell(request, as_json=bool(as_json))
         return
     from hpc_toolkit.training.launch import launcher
-    from hpc_toolkit.training.launch.outcome import summary
+    from hpc_toolkit.training.progress import summary
 
     paths = RunPaths(request.run_dir or Path())
     with monitored(paths, RankInfo.from_environ(), None, wanted=monitor):
@@ -146,7 +147,9 @@ def launch(
             sys.stdout.flush()
         show_error(outcome.error)
     # In a job, the batch process logs how the step ended; of several nodes, the first reports.
-    if plan.Step.from_environ() is None and not request.options.get("node_rank"):
+    step = Step.from_environ()
+    node = step.node if step is not None else request.options.get("node_rank")
+    if not in_step(os.environ) and not node:
         note(summary(outcome, Path(run_dir) if run_dir is not None else None))
     # Nothing is left that taking down in good order would keep.
     gc.disable()
@@ -155,7 +158,6 @@ def launch(
 
 def _tell(request: plan.Request, *, as_json: bool) -> None:
     """Print what would start here."""
-
     from hpc_toolkit.training.launch import launcher
 
     planned = launcher.planned(request)

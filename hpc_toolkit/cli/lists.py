@@ -5,32 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, near_path
+from hpc_toolkit.errors import ConfigError, ItemsError, near_path
+from hpc_toolkit.queue import lists
 from hpc_toolkit.queue.listfiles import COMMANDS, each_item, parse_file
-from hpc_toolkit.queue.lists import (
-    as_written,
-    combinations,
-    counted,
-    forced,
-    grid,
-    parse_values,
-    read_float,
-)
 from hpc_toolkit.system import tomltable as t
-from hpc_toolkit.system.options import Option, many, only_given, spelled
+from hpc_toolkit.system.options import Option, Panels, many, only_given, spelled
 from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.queue.lists import Types
-    from hpc_toolkit.system.options import Panels
 
 _FILE = "File: .jsonl, .csv, .tsv, .txt, .json, .yaml, .parquet or .gz; - is stdin."
 ITEMS = Option("items", _FILE, "FILE")
@@ -46,7 +36,7 @@ SOURCES: Panels = {
         many("text", "Keep the values of KEY as text", "KEY"),
         many("number", "Read the values of KEY as numbers", "KEY"),
         Option("config", "Read these options from a file; others override it.", "FILE.toml"),
-    ),
+    )
 }
 SETTINGS: Panels = {
     "Workload and limits": (
@@ -62,6 +52,8 @@ SETTINGS: Panels = {
         Option("items_per_claim", "Items that a worker claims at once.", "N"),
         Option("max_items_per_process", "Start a fresh process after N items.", "N"),
         Option("recycle_at", "Start a fresh process above this memory, e.g. 20G.", "SIZE"),
+        Option("needs", "What a worker must have, e.g. gpus=1,memory=40G.", "NAME=VALUE,..."),
+        Option("retry", "More after a failure: on=oom,memory=x2,up_to=200G.", "NAME=VALUE,..."),
         Option("log_limit", "Remove the oldest output of a worker above this.", "SIZE"),
         Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
     )
@@ -81,6 +73,19 @@ def read_items(source: str, name: str | None = None) -> Iterator[Item]:
         message = f"cannot read items from {source}: {error.strerror}"
         hint = near_path(Path(source), "give a file of items, or - for JSON lines on stdin")
         raise ConfigError(message, hint=hint) from error
+
+
+def with_line(error: ItemsError, sources: dict[str, Any]) -> ItemsError:
+    """The error with the file of its item, and the line if each line is an item."""
+    source, number = sources.get("items"), error.number
+    if number is None or source in (None, "-"):
+        return error
+    where = str(source)
+    if (sources.get("format") or Path(source).suffix[1:] or "jsonl") in ("jsonl", "ndjson"):
+        with open(source, "rb") as file:
+            lines = (at for at, line in enumerate(file, 1) if line.strip())
+            where = f"{source}, line {next(islice(lines, number, None))}"
+    return ItemsError(f"{where}: {error.message}", hint=error.hint)
 
 
 _MODIFIERS = {"key": "count", "format": "items"}
@@ -110,28 +115,30 @@ def make_items(sources: dict[str, Any], command: str | None) -> Iterable[Item]:
         case ["commands"]:
             items = read_items(sources["commands"], COMMANDS)
         case ["count"]:
-            items = counted(sources["count"], sources.get("key", "index"))
+            items = lists.counted(sources["count"], sources.get("key", "index"))
         case ["grid"]:
             axes = sources["grid"]
             texts = [key for key, kind in kinds.items() if kind == "text"]
-            items = combinations(axes, "grid") if isinstance(axes, dict) else grid(axes, texts)
+            items = (
+                lists.combinations(axes, "grid")
+                if isinstance(axes, dict)
+                else lists.grid(axes, texts)
+            )
         case _:
             message = "no items are named"
             hint = "add --items FILE, --count N or --grid NAME=VALUES"
             raise ConfigError(message, hint=f"{hint}; init: or --from, or --campaign")
-    items = forced(items, kinds) if kinds else items
-    return items if command is None else as_written(items)
+    items = lists.forced(items, kinds) if kinds else items
+    return items if command is None else lists.as_written(items)
 
 
-def note_types(types: Types, sources: dict[str, Any]) -> None:
+def note_types(types: lists.Types, sources: dict[str, Any]) -> None:
     """Print how the values of a list were read, in one line."""
     if "count" not in sources and str(types):
         print(printable(str(types)), file=sys.stderr)
 
 
-def read_settings(
-    given: dict[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def read_settings(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What names the items, the settings of the run, and the options of its workload."""
     config = given.pop("config")
     sources = _sources(given)
@@ -188,7 +195,7 @@ def _grid(value: object, where: str) -> dict[str, list[Any]]:
     found = {}
     for name, given in value.items():
         if isinstance(given, str):
-            found[name] = parse_values(given, f"{where}.{name}")
+            found[name] = lists.parse_values(given, f"{where}.{name}")
         elif isinstance(given, list) and given and all(isinstance(one, _SCALARS) for one in given):
             found[name] = given
         else:
@@ -218,13 +225,39 @@ _KEYS: dict[str, t.Key] = {
     "grid": ("grid", _grid),
     "options": ("options", t.kept(_is_json_table, "a table of values that JSON has")),
     "open": ("open", t.flag),
+    "needs": ("needs", lambda v, where: v if isinstance(v, dict) else t.text(v, where)),
+    "retry": ("retry", lambda v, where: v if isinstance(v, dict) else t.text(v, where)),
 }
 del _KEYS["option"], _KEYS["config"]
-_QUANTITIES: dict[str, tuple[str, Callable[..., float]]] = {
+_STAGE_KEYS: dict[str, t.Key] = {
+    **{key: one for key, one in _KEYS.items() if key not in ("open", "commands")},
+    "priority": ("priority", t.number_from(-1e6, 1e6, "a whole number", whole=True)),
+    "after": ("after", lambda v, where: (v,) if isinstance(v, str) else t.texts(v, where)),
+    "by": ("by", t.texts),
+    "expand": ("expand", t.flag),
+}
+
+
+def _needs(given: Any, *, where: str) -> dict[str, Any]:
+    from hpc_toolkit.system.needs import parse_needs, parse_text
+
+    return parse_needs(given, where) if isinstance(given, dict) else parse_text(given, where)
+
+
+def _retry(given: Any, *, where: str) -> dict[str, Any]:
+    from hpc_toolkit.system.needs import split
+
+    hint = "such as on=oom,memory=x2,up_to=200G"
+    return given if isinstance(given, dict) else split(given, where, hint)
+
+
+_QUANTITIES: dict[str, tuple[str, Callable[..., Any]]] = {
     "timeout": ("timeout_s", parse_duration),
     "kill_after": ("kill_after_s", partial(parse_duration, zero=True)),
     "recycle_at": ("recycle_at_mib", parse_size_mib),
     "log_limit": ("log_limit_mib", parse_size_mib),
+    "needs": ("needs", _needs),
+    "retry": ("retry", _retry),
 }
 
 
@@ -241,8 +274,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 
     Raises ConfigError: the file cannot be read, or a key is unknown or has a wrong value.
     """
+    return _converted(_read_toml(path), _KEYS, path)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text("utf-8"), parse_float=read_float)
+        return tomllib.loads(path.read_text("utf-8"), parse_float=lists.read_float)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         hint = near_path(path, "name a TOML file with --config")
@@ -250,7 +287,37 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # of tomllib, or of Python for a huge number
         message = f"{path}: not TOML: {error}"
         raise ConfigError(message, hint="docs/how-to/list-of-items.md shows a file") from error
-    found = _with_quantities(t.convert(table, _KEYS, str(path)), lambda key: f"{path}: {key}")
+
+
+def _converted(
+    table: dict[str, Any], keys: dict[str, t.Key], path: Path, of: str = ""
+) -> dict[str, Any]:
+    where = f"{path}: {of}".removesuffix(": ")
+    found = _with_quantities(t.convert(table, keys, where), lambda key: f"{where}: {key}")
     for name in ("items", "commands") & found.keys():
         found[name] = str(path.parent / found[name])
     return found
+
+
+def read_stages(path: Path) -> dict[str, dict[str, Any]] | None:
+    """The stages of a file, as :meth:`Run.create` takes them; None: it has none.
+
+    Raises ConfigError: as for the options of a list.
+    """
+    table = _read_toml(path)
+    if "stages" not in table:
+        return None
+    for key in table.keys() - {"stages"}:
+        message = f"{path}: {key!r} beside stages"
+        raise ConfigError(message, hint="write it into the table of a stage")
+    if not isinstance(table["stages"], dict) or not all(
+        isinstance(one, dict) for one in table["stages"].values()
+    ):
+        raise t.wrong(f"{path}: stages", table["stages"], "tables such as [stages.train]")
+    stages = {}
+    for name, given in table["stages"].items():
+        stage = _converted(given, _STAGE_KEYS, path, f"stages.{name}")
+        if sources := _sources(stage):
+            stage["items"] = make_items(sources, stage.get("command"))
+        stages[name] = stage
+    return stages

@@ -7,30 +7,28 @@ import gc
 import io
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.cli.screen import END, Screen
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
-from hpc_toolkit.report.panel import DIM, failed_items
+from hpc_toolkit.report.panel import DIM, Row, failed_items
 from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
 from hpc_toolkit.results.events import RecentEvents
-from hpc_toolkit.results.sampling import Sampler
-from hpc_toolkit.results.workers import living_workers, reachable_workers, read_hosts
+from hpc_toolkit.results.workers import Sampler, living_workers, reachable_workers, read_hosts
+from hpc_toolkit.rundir.files import last_lines
 from hpc_toolkit.rundir.layout import refuse_removed
+from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from hpc_toolkit.cli.hooks import Hooks
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.report.panel import Row
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
-    from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.training.progress import Progress
 
 
@@ -252,7 +250,6 @@ def read_log(run: Run, live: Live) -> Page | None:
     Only failures that the view shows count. None if there is no log yet.
     """
     from hpc_toolkit.results.explain import attempts_of, find_item
-    from hpc_toolkit.rundir.files import last_lines
     from hpc_toolkit.submit.jobs import log_files
 
     paths = []

@@ -6,27 +6,28 @@ import re
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hpc_toolkit.cli.arguments import argument, value
+from hpc_toolkit.cli.arguments import argument, check_out, value
 from hpc_toolkit.cli.gathering import OUT, write_rows
 from hpc_toolkit.cli.help import LIST, Commands, HelpCommand
 from hpc_toolkit.cli.hooks import at_end
 from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, note_types, read_settings
 from hpc_toolkit.cli.working import ON_END, with_progress
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.rundir.examples import EXAMPLES, write_example
-from hpc_toolkit.system.options import Option
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError, near_miss
+from hpc_toolkit.queue.lists import Types
+from hpc_toolkit.rundir import files
+from hpc_toolkit.system.options import Option, Panels
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hpc_toolkit.run import Run
-    from hpc_toolkit.system.options import Panels
+
 
 PANELS: Panels = {
     "Options": (
@@ -64,7 +65,6 @@ def map_(
         hpctk map mymodule:evaluate --items items.jsonl --workers 4 -o results.csv
         hpctk map bench:iterate --count 500 --key seed --workers 10 -o results.csv
     """
-    from hpc_toolkit.cli.arguments import check_out
     from hpc_toolkit.results.tables import writer_for
 
     root, outs, workers, on_end = (given.pop(name) for name in ("run", "out", "workers", "on_end"))
@@ -104,7 +104,6 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
 
     Raises ConfigError: other items, code or settings; or a shell command whose run has no name.
     """
-    from hpc_toolkit.queue.lists import Types
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import list_stage
 
@@ -176,3 +175,40 @@ def new(
     print(name, flush=True)
     for command in (f"cd {shlex.quote(name)}", *commands):
         print(f"  {command}", file=sys.stderr)
+
+
+EXAMPLES = {
+    "list": "call a function for each item of a list",
+    "campaign": "search for the best of many models",
+    "training": "train on several ranks, and resume (needs torch)",
+    "notebook": "start workers from a notebook (needs Jupyter)",
+}
+"""The examples by name; the files of each are in ``examples/new`` of the repository."""
+
+_NAME = re.compile(r"\w[\w.-]*")
+_IGNORED = b"/runs/\n/slurm/\n/results.*\n__pycache__/\n.ipynb_checkpoints/\n"
+
+
+def write_example(path: Path, example: str) -> list[str]:
+    """Create a directory with an example, completely or not at all.
+
+    Returns the commands to run there first, as its README.md shows them. Raises ConfigError for an
+    invalid name and an unknown example, and RunError if the directory exists or cannot be made.
+    """
+    if not _NAME.fullmatch(path.name) or not str(path).isprintable():
+        message = f"{str(path)!r} cannot be the name of a new directory"
+        hint = "use letters, digits, '.', '_' and '-', and begin with a letter or a digit"
+        raise ConfigError(message, hint=hint)
+    if example not in EXAMPLES:
+        message = f"there is no example {example!r}"
+        raise ConfigError(message, hint=near_miss(example, list(EXAMPLES)))
+    exists = RunError(f"{path} exists", hint="use another name; only an empty directory is filled")
+    source = resources.files("hpc_toolkit.rundir") / "data" / "examples" / example
+    with files.new_directory(path, exists=exists) as staging:
+        for file in source.iterdir():
+            if file.is_file():  # Python may have compiled the code, into a directory
+                files.write_new(staging / file.name, [file.read_bytes()])
+        files.write_new(staging / ".gitignore", [_IGNORED])
+    readme = (source / "README.md").read_text(encoding="utf-8")
+    block = readme.partition("```console\n")[2].partition("```")[0]
+    return [line[2:] for line in block.splitlines() if line.startswith("$ ")]

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from hpc_toolkit.system.terminal import note, printable_lines
 from hpc_toolkit.training.scaling.settings import OPTIONS, cases
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hpc_toolkit.training.scaling.launches import Host, Job, ScalingRun
 
 HOSTS = (
@@ -120,11 +119,7 @@ def here(
     show_records: bool,
 ) -> None:
     """Measure with ranks on this machine, or with this host's ranks among those of several."""
-    from hpc_toolkit.training.scaling.launches import (
-        launch_program,
-        launches_of,
-        prepare,
-    )
+    from hpc_toolkit.training.scaling.launches import launch_program, launches_of, prepare
     from hpc_toolkit.training.scaling.records import DIRECTORY, read_text
 
     backend, cluster, host = given.pop("backend", None), given.pop("cluster", None), _host(given)

@@ -10,8 +10,10 @@ import os
 import select
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hpc_toolkit.cli.arguments import (
@@ -26,19 +28,15 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.lists import FORMAT, ITEMS, make_items
-from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.rundir.layout import refuse_removed, shown_item
+from hpc_toolkit.errors import ConfigError, ItemsError
+from hpc_toolkit.rundir.layout import RunPaths, find_run, refuse_removed, shown_item
 from hpc_toolkit.system.options import only_given
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import format_duration, parse_duration
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from hpc_toolkit.results.records import Submission
     from hpc_toolkit.run import Run
-    from hpc_toolkit.rundir.layout import RunPaths
 
 
 def register(app: Commands) -> None:
@@ -61,11 +59,26 @@ def explain(
         hpctk explain runs/eval --item '"layer": 3'
     """
     from hpc_toolkit.results.explain import explain as explain_item
-    from hpc_toolkit.results.explain import find_item
+    from hpc_toolkit.results.explain import explain_absent, find_item
 
     view = open_run(run).view
-    life = explain_item(view, find_item(view, item))
+    try:
+        life = explain_item(view, find_item(view, item))
+    except ItemsError:
+        absent = explain_absent(view, item)
+        if absent is None:
+            raise
+        show(absent, absent_lines(absent), as_json=as_json)
+        return
     show(life, life_lines(life), as_json=as_json)
+
+
+def absent_lines(found: dict[str, Any]) -> list[str]:
+    lines = [f"{json.dumps(found['item'], ensure_ascii=False)}: {found['state']}"]
+    for one in found["after"]:
+        why = f": {one['error']}" if "error" in one else ""
+        lines.append(f"  after {json.dumps(one['item'], ensure_ascii=False)}: {one['state']}{why}")
+    return lines
 
 
 def life_lines(life: dict[str, Any]) -> list[str]:
@@ -75,9 +88,20 @@ def life_lines(life: dict[str, Any]) -> list[str]:
         released = "released" if claim["released"] else "not released"
         lines.append(f"  generation {claim['generation']}: {claim['worker']}, {released}")
         lines += _attempt_lines(life, claim["generation"])
+    if life["state"] == "pending" and (wanted := _shown_needs(life, "  the next attempt needs ")):
+        lines.append(wanted)
     if life["lifted_to_generation"]:
         lines.append(f"  a retry lifted failures up to generation {life['lifted_to_generation']}")
     return lines
+
+
+def _shown_needs(found: dict[str, Any], before: str) -> str:
+    """What an attempt needs, where that grows with its number; else ""."""
+    if not found.get("needs"):
+        return ""
+    from hpc_toolkit.system.needs import shown
+
+    return before + ", ".join(shown(*one) for one in found["needs"].items())
 
 
 def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
@@ -87,7 +111,8 @@ def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
             continue
         came = json.dumps(attempt["value"]) if "value" in attempt else attempt["error"]
         took = format_duration(attempt["seconds"])
-        lines.append(f"    {attempt['type']} by {attempt['worker']} in {took}: {came}")
+        with_needs = _shown_needs(attempt, " with ")
+        lines.append(f"    {attempt['type']} by {attempt['worker']} in {took}{with_needs}: {came}")
         lines += [f"      | {line}" for line in (attempt.get("traceback") or "").splitlines()]
     for death in life["deaths"]:
         if death["generation"] == generation:
@@ -149,7 +174,6 @@ class _LogPart(NamedTuple):
 def _chosen_logs(
     given: str | None, worker: str | None, item: str | None, job: str | None
 ) -> Iterator[_LogPart]:
-    from hpc_toolkit.rundir.layout import RunPaths, find_run
     from hpc_toolkit.training.progress import is_training, training_logs
 
     root = find_run(given)
@@ -305,8 +329,6 @@ def events(
 
 def _since(text: str, now: float) -> float:
     """Epoch seconds of a moment: a duration before now, @EPOCH or a date with or without a zone."""
-    from hpc_toolkit.system.quantities import parse_duration
-
     try:
         if text.startswith("@"):
             if math.isnan(at := float(text[1:])):
@@ -324,7 +346,7 @@ def _since(text: str, now: float) -> float:
 def _print(run: Run, first: float, *, follow: bool) -> None:
     from hpc_toolkit.results.events import EventReader, event_line
     from hpc_toolkit.results.history import History
-    from hpc_toolkit.results.sampling import pause_s
+    from hpc_toolkit.results.workers import pause_s
 
     campaign = run.manifest.campaign or {}
     search = campaign.get("search")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from hpc_toolkit.cli import lists
 from hpc_toolkit.cli.arguments import (
     ITEM_HELP,
     GivenRun,
@@ -21,15 +22,15 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import LIST, Commands
-from hpc_toolkit.cli.lists import PANELS, make_items, note_types, read_items, read_settings
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, ItemsError
+from hpc_toolkit.queue.graph import GRAPH, Graph
 from hpc_toolkit.queue.lists import Types
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import replace_file
-from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, WorkloadSpec
-from hpc_toolkit.rundir.trust import OWNER, check_trust, trusted, trusted_file
-from hpc_toolkit.system.options import spelled
+from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, StageSpec, WorkloadSpec, shown_item
+from hpc_toolkit.rundir.trust import OWNER, check_trust, refuse_untrusted, trusted, trusted_file
+from hpc_toolkit.system.options import only_given, spelled
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.terminal import note, printable
 
@@ -37,13 +38,13 @@ _MOST_JOBS = 64
 
 
 def register(app: Commands) -> None:
-    app.add(init, PANELS, panel=LIST)
+    app.add(init, lists.PANELS, panel=LIST)
     app.add(try_, name="try", panel=LIST)
     group = Commands(
         "items",
         panel=LIST,
         hidden=True,
-        help="""Print lists of items, and download the checkpoints that they name.
+        help="""Print lists of items, and download the checkpoints and data sets that they need.
 
         Examples:
             hpctk items pythia --sizes 14m,70m --steps 0:143000 > items.jsonl
@@ -121,17 +122,25 @@ def init(
         hpctk init runs/bench --count 500 --key seed --command './bench {seed}'
         hpctk init runs/tune --grid lr=0.1,0.01 --grid seed=0:9 --workload work:train
     """
-
-    sources, settings, options = read_settings(given)
+    file = given.get("config")
+    if file is not None and (stages := lists.read_stages(Path(file))) is not None:
+        others = only_given({**given, "campaign": campaign, "from": from_, "open": open_ or None})
+        for name in others.keys() - {"config"}:
+            message = f"{spelled(name)}: {file} has stages, each with its own options"
+            raise ConfigError(message, hint="write it into the table of a stage")
+        _show_made(Run.create(run, stages=stages, copy_code=copy_code))
+        return
+    sources, settings, options = lists.read_settings(given)
     open_ = open_ or settings.pop("open", False)
     if campaign is not None:
         from hpc_toolkit.campaign.settings import read_campaign
-        from hpc_toolkit.cli.campaigns import make_run
+        from hpc_toolkit.engines.localcampaign import make_campaign_run
 
         if sources or from_ or open_ or copy_code or options or settings:
             message = "--campaign: no other option can be given"
             raise ConfigError(message, hint="put all settings into the campaign file")
-        print(make_run(Path(run), campaign, read_campaign(campaign)).root)
+        wanted = read_campaign(campaign)
+        print(make_campaign_run(Path(run), wanted, wanted.path, str(campaign)).root)
         return
     if from_ is not None:
         if sources:
@@ -142,10 +151,14 @@ def init(
         _init_from(run, from_, settings, options, **how)
         return
     types = Types()
-    items = types.note(make_items(sources, settings.get("command")))
-    made = Run.create(run, items, options=options, open_end=open_, copy_code=copy_code, **settings)
+    items = types.note(lists.make_items(sources, settings.get("command")))
+    settings |= {"options": options, "open_end": open_, "copy_code": copy_code}
+    try:
+        made = Run.create(run, items, **settings)
+    except ItemsError as error:
+        raise lists.with_line(error, sources) from error
     _show_made(made)
-    note_types(types, sources)
+    lists.note_types(types, sources)
 
 
 def _init_from(
@@ -171,29 +184,35 @@ def _init_from(
 
 def _show_made(run: Run) -> None:
     """Print the run's directory, and on stderr how its items are divided into units."""
-    log = StageLog(run.paths.stage(run.manifest.stages[0].name))
-    log.poll()
-    sizes = [unit.count for segment in log.segments.values() for unit in segment.units]
     print(run.root, flush=True)
+    stages = run.manifest.stages
     if run.manifest.provenance["copied"]:
-        names = ", ".join(run.manifest.provenance["files"]["items"])
+        files = run.manifest.provenance["files"]
+        names = ", ".join({name: None for stage in stages for name in files.get(stage.name, ())})
         print(f"copied to {run.paths.code}: {names}", file=sys.stderr)
-    if not sizes:
-        print(f"0 items; 'hpctk add {run.root} --items FILE' adds some", file=sys.stderr)
-        return
-    each = str(min(sizes)) + (f" to {max(sizes)}" if min(sizes) < max(sizes) else "")
-    items, units = counted(sum(sizes), "item"), counted(len(sizes), "unit")
-    print(f"{items} in {units} of {each}; one claim takes a unit", file=sys.stderr)
-    work = run.manifest.stages[0].workload
-    if work.call:
-        given = "**item" if work.call == BY_NAME else BY_ITEM
-        print(f"calls {work.function}({given})", file=sys.stderr)
+    for stage in stages:
+        name = f"{stage.name}: " if len(stages) > 1 else ""
+        log = StageLog(run.paths.stage(stage.name))
+        log.poll()
+        sizes = [unit.count for segment in log.segments.values() for unit in segment.units]
+        if not sizes and not stage.after:
+            print(f"0 items; 'hpctk add {run.root} --items FILE' adds some", file=sys.stderr)
+            return
+        text = f"after {' and '.join(stage.after)}"
+        if stage.after == (stage.name,):
+            total = len(Graph(log.paths.root / GRAPH))
+            text = f"{counted(total, 'item')}; {sum(sizes)} with no item before"
+        elif sizes:
+            each = str(min(sizes)) + (f" to {max(sizes)}" if min(sizes) < max(sizes) else "")
+            items, units = counted(sum(sizes), "item"), counted(len(sizes), "unit")
+            text = f"{items} in {units} of {each}; one claim takes a unit"
+        print(f"{name}{text}", file=sys.stderr)
+        if call := stage.workload.call:
+            given = "**item" if call == BY_NAME else BY_ITEM
+            print(f"{name}calls {stage.workload.function}({given})", file=sys.stderr)
 
 
-def try_(
-    run: RunArgument = None,
-    item: Annotated[str, value("ITEM", ITEM_HELP)] = "0",
-) -> None:
+def try_(run: RunArgument = None, item: Annotated[str, value("ITEM", ITEM_HELP)] = "0") -> None:
     """Run one item in the foreground without recording it.
 
     Prints the value, or the traceback if the item fails.
@@ -203,7 +222,7 @@ def try_(
         hpctk try runs/eval --item '"layer": 3'
     """
     from hpc_toolkit.results.explain import find_item
-    from hpc_toolkit.worker.attempts import try_item
+    from hpc_toolkit.worker.attempts import restored, try_item
     from hpc_toolkit.worker.code import executed
     from hpc_toolkit.worker.loading import load_workload
 
@@ -213,8 +232,9 @@ def try_(
     spec = executed(found_run.paths, found_run.manifest)[found.stage.spec.name]
     workload = load_workload(spec.workload, pipefail=spec.pipefail)
     group = found.item[spec.group_by] if spec.group_by is not None else None
-    print(f"item {json.dumps(found.item)}", file=sys.stderr)
-    line = try_item(workload, group, found.item)
+    print(f"item {json.dumps(shown_item(found.item))}", file=sys.stderr)
+    own = None if spec.workload.command else str(found_run.paths.values("try"))
+    line = try_item(workload, group, restored(found.item, own))
     if "value" not in line:
         sys.stderr.write(line["traceback"])
         raise HpcToolkitError(f"the item failed, and nothing was recorded: {line['error']}")
@@ -257,25 +277,54 @@ def pythia(
 
 
 def fetch(
-    items: Annotated[str, argument("FILE", "Items, a campaign (.toml), or - for stdin.")],
+    source: Annotated[
+        str, argument("SOURCE", "Run, campaign (.toml), file of items, or - for stdin.")
+    ],
     jobs: Annotated[int, value("N", "Checkpoints to download at once.")] = 4,
-    dry_run: Annotated[bool, switch("--dry-run", "Only show the sizes.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "Only show the sizes of checkpoints.")] = False,
+    offline: Annotated[
+        bool, switch("--offline", "Download nothing; show what a job without network would lack.")
+    ] = False,
 ) -> None:
-    """Download the checkpoints of items into the cache of the hub.
+    """Download the checkpoints of items, and the data sets of a run's or campaign's tasks.
 
-    Shows the sizes first. Repeat the command to continue a download that was interrupted.
+    Shows the sizes of checkpoints first. Repeat the command to continue a download that was
+    interrupted.
 
     Examples:
         hpctk items fetch campaign.toml
+        hpctk items fetch runs/eval --offline && hpctk submit --run runs/eval
         hpctk items pythia --sizes 14m --steps 0 | hpctk items fetch -
     """
-    from hpc_toolkit.campaign.settings import read_campaign
-    from hpc_toolkit.science.workloads.fetching import download, needs, on_hub
+    from hpc_toolkit.science.workloads.fetching import on_hub
 
     if not 1 <= jobs <= _MOST_JOBS:
         raise ConfigError(f"--jobs: {jobs} downloads at once", hint=f"give 1 to {_MOST_JOBS}")
-    arms = read_campaign(Path(items)).arms() if items.endswith(".toml") else None
-    names = on_hub(read_items(items) if arms is None else (arm.item() for arm in arms))
+    if offline:  # before anything imports the hub
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    items, stage, given = _named_in(source)
+    names = on_hub(items, needed=stage is None)
+    missing = []
+    if names and (failed := _fetch_checkpoints(names, jobs, dry_run=dry_run, offline=offline)):
+        missing.append(f"{failed} of {len(names)} checkpoints")
+    if stage is not None and not dry_run and (lacking := _fetch_data(stage, given)):
+        missing.append(counted(lacking, "data set"))
+    if missing:
+        hint = "repeat the command without --offline, where there is a network"
+        hint = hint if offline else "repeat the command to try them again"
+        raise HpcToolkitError(f"missing: {' and '.join(missing)}", hint=hint)
+
+
+def _fetch_checkpoints(names: list[str], jobs: int, *, dry_run: bool, offline: bool) -> int:
+    """Download checkpoints, or look for them in the cache; return how many are missing."""
+    from hpc_toolkit.science.workloads.fetching import download, needs
+
+    if offline:
+        lacking = [one for one in download(names, jobs, check=True) if one[1]]
+        print(f"{len(names) - len(lacking)} of {len(names)} checkpoints are in the cache")
+        for name, fault in lacking:
+            print(printable(fault if fault and name in fault else f"{name}: {fault}"))
+        return len(lacking)
     found = needs(names, jobs)
     for error, times in Counter(found.errors.values()).items():
         first = next(name for name, one in found.errors.items() if one == error)
@@ -291,6 +340,50 @@ def fetch(
         failed += fault is not None
         what = f"failed: {fault}" if fault else format_size(found.sizes[name])
         print(f"{number} of {len(found.checkpoints)}: {name}  {what}", flush=True)
-    if failed:
-        message = f"{failed} of {len(names)} checkpoints are missing"
-        raise HpcToolkitError(message, hint="repeat the command to try them again")
+    return failed
+
+
+def _fetch_data(stage: StageSpec, items: list[dict[str, Any]]) -> int:
+    """Let a workload load the data sets of items; return how many are missing."""
+    from hpc_toolkit.worker.loading import caller_path, load_workload
+
+    failed = 0
+    with caller_path():
+        workload: Any = load_workload(stage.workload)
+        for name, fault in workload.fetch(items):
+            failed += bool(fault)
+            print(printable(fault or f"data set of {name}: ready"), flush=True)
+    return failed
+
+
+def _named_in(source: str) -> tuple[list[dict[str, Any]], StageSpec | None, list[dict[str, Any]]]:
+    """The items of a source; and if it has a workload with ``fetch``, its stage and items."""
+    from hpc_toolkit.campaign.arms import TASK
+    from hpc_toolkit.campaign.settings import read_campaign, settings_of
+    from hpc_toolkit.worker.code import executed
+    from hpc_toolkit.worker.loading import caller_path, load_object
+
+    campaign = None
+    if source.endswith(".toml"):
+        campaign = read_campaign(Path(source))
+        stage = campaign.stages(campaign.path)[-1]
+        items = []
+    elif source != "-" and Path(source).is_dir():
+        run = open_run(source)
+        refuse_untrusted(run.root)
+        stage = executed(run.paths, run.manifest)[run.manifest.stages[-1].name]
+        if run.manifest.campaign is not None:
+            campaign = settings_of(run.paths, run.manifest)
+        run.view.poll_logs()
+        segments = run.view.stages[stage.name].log.segments.values()
+        items = [json.loads(line) for segment in segments for line in segment.items()]
+    else:
+        return list(lists.read_items(source)), None, []
+    given = items
+    if campaign is not None:
+        items = [arm.item() for arm in campaign.arms()]
+        given = [{**item, TASK: name} for item in items for name in campaign.tasks.names]
+    with caller_path():
+        name = stage.workload.function
+        able = name is not None and hasattr(load_object(name, stage.workload.path), "fetch")
+    return items, stage if able else None, given

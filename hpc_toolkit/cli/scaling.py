@@ -7,28 +7,15 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from hpc_toolkit.cli import scriptoptions
-from hpc_toolkit.cli.arguments import (
-    argument,
-    complete_cluster,
-    refuse_given,
-    value,
-)
+from hpc_toolkit.cli import measuring, scriptoptions
+from hpc_toolkit.cli.arguments import argument, complete_cluster, refuse_given, value
 from hpc_toolkit.cli.help import TRAIN, Commands
-from hpc_toolkit.cli.measuring import (
-    HOSTS,
-    here,
-    own_here,
-    refuse_built_in,
-    show_analysis,
-    submit,
-    unmeasured,
-)
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.slurm.render.spec import option
@@ -42,11 +29,6 @@ from hpc_toolkit.training.scaling.settings import (
     sample_cost_ms,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hpc_toolkit.training.scaling.launches import ScalingRun
-
 _TRAINING = "Training"
 _LEFT_OUT = {
     *("nodes", "ntasks_per_node", "nproc_per_node", "array", "array_offset", "run_dir", "run"),
@@ -58,7 +40,6 @@ _COMMON = {
     *("venv", "container", "module", "sbatch"),
 }
 """Options of a job that the short help shows."""
-_MOST_RANKS = 999_999
 _TABLE = (
     flag("json", "Print JSON."),
     Option("samples", "Show time and cost of N samples. [default: 1000]", "N", least=1),
@@ -67,16 +48,13 @@ _TABLE = (
 )
 """Options of the results table, of ``run`` and ``analyze``."""
 PANELS: Panels = {
-    _TRAINING: (
-        *OPTIONS,
-        many("vary", "Compare values, e.g. loader-workers=1,4,8", "NAME=VALUES"),
-    ),
+    _TRAINING: (*OPTIONS, many("vary", "Compare values, e.g. loader-workers=1,4,8", "NAME=VALUES")),
     "Table": _TABLE,
     "Where": (
         Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
         flag("slurm", "Submit a job for each world size, with the options below."),
         Option("ranks_per_node", "Ranks of a node. [default: one per GPU, else 1]", "N", least=1),
-        *(one._replace(hidden=True) for one in HOSTS),
+        *(one._replace(hidden=True) for one in measuring.HOSTS),
         flag("resume", "Measure only what is missing in DIR."),
         flag("force", "Submit even if DIR has jobs already, with --slurm.", hidden=True),
         flag("dry_run", "Show what would be measured."),
@@ -132,25 +110,34 @@ def run(
         hpctk scaling run -o scaling --world-sizes 1,2 -- train.py --epochs 1
         hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
     """
-    from hpc_toolkit.training.scaling.launches import Job, own_jobs
+    from hpc_toolkit.training.scaling.launches import Job, ScalingRun, own_jobs
     from hpc_toolkit.training.scaling.program import cluster_name
     from hpc_toolkit.training.scaling.records import read_records
 
-    sizes = tuple(sorted(parse_counts(world_sizes, "--world-sizes", most=_MOST_RANKS)))
+    sizes = tuple(sorted(parse_counts(world_sizes, "--world-sizes", most=999_999)))
     table = {one.name: given.pop(one.name) for one in _TABLE}
     slurm, dry_run, resume = (bool(given.pop(name)) for name in ("slurm", "dry_run", "resume"))
-    if slurm:
-        _refuse_table(table)
+    for name in only_given(table) if slurm else ():
+        message = f"{option(name)} is for a table, which jobs have not measured yet"
+        hint = "give it to 'hpctk scaling analyze DIR' when they have ended; here leave it out"
+        raise ConfigError(message, hint=hint)
     with _directory(out, slurm=slurm) as directory:
         built_in = {name: given.pop(name) for name in by_name({"": OPTIONS})}
         records = read_records(directory)
         missing: list[tuple[int, int]] = []
         wanted: ScalingRun | None = None
         if program:
-            refuse_built_in(table, slurm=slurm)
-            missing = unmeasured(directory, program, sizes, built_in["repeats"], records)
+            measuring.refuse_built_in(table, slurm=slurm)
+            missing = measuring.unmeasured(directory, program, sizes, built_in["repeats"], records)
         else:
-            wanted = _built_in(directory, sizes, built_in, given.pop("vary") or ())
+            cost = sample_cost_ms(built_in.pop("sample_cost"))
+            wanted = ScalingRun(
+                directory=directory,
+                world_sizes=sizes,
+                settings=Settings(sample_cost_ms=cost, **built_in),
+                variations=tuple(map(Variation.parse, given.pop("vary") or ())),
+            )
+            wanted.check()
         if records and not resume:
             message = f"{directory} already contains measurements"
             hint = "--resume measures what is missing; or name another DIR"
@@ -162,13 +149,13 @@ def run(
             if wanted is not None:
                 words = tuple(replace(wanted, cluster=cluster).program())
                 jobs = [Job(size, str(size), words) for size in sizes]
-            submit(directory, jobs, given, dry_run=dry_run, force=force)
+            measuring.submit(directory, jobs, given, dry_run=dry_run, force=force)
         elif wanted is not None:
-            here(wanted, given, table, dry_run=dry_run, show_records=str(out) == "-")
+            measuring.here(wanted, given, table, dry_run=dry_run, show_records=str(out) == "-")
         else:
             threads = built_in["threads"] or len(os.sched_getaffinity(0)) // max(sizes)
             os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
-            own_here(directory, program or [], missing, given, table, dry_run=dry_run)
+            measuring.own_here(directory, program or [], missing, given, table, dry_run=dry_run)
 
 
 @contextmanager
@@ -187,29 +174,6 @@ def _directory(out: Path, *, slurm: bool) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _refuse_table(table: dict[str, Any]) -> None:
-    for name in only_given(table):
-        message = f"{option(name)} is for a table, which jobs have not measured yet"
-        hint = "give it to 'hpctk scaling analyze DIR' when they have ended; here leave it out"
-        raise ConfigError(message, hint=hint)
-
-
-def _built_in(
-    directory: Path, sizes: tuple[int, ...], values: dict[str, Any], vary: Iterable[str]
-) -> ScalingRun:
-    """Return the measurements of the built-in training, of which ``values`` are the settings."""
-    from hpc_toolkit.training.scaling.launches import ScalingRun
-
-    wanted = ScalingRun(
-        directory=directory,
-        world_sizes=sizes,
-        settings=Settings(sample_cost_ms=sample_cost_ms(values.pop("sample_cost")), **values),
-        variations=tuple(map(Variation.parse, vary)),
-    )
-    wanted.check()
-    return wanted
-
-
 def analyze(
     *,
     source: Annotated[
@@ -223,14 +187,14 @@ def analyze(
 ) -> None:
     """Compare world sizes by speed, efficiency and cost.
 
-    Also fits a scaling law and recommends a world size, and a number of loader workers if several
-    were measured (--vary loader-workers=0,1,2,4).
+    Also fits a scaling law and recommends a world size. If settings vary, such as with --vary
+    loader-workers=0,1,2,4, the first table compares them.
 
     Examples:
         hpctk scaling analyze scaling
         hpctk scaling analyze scaling --cluster killarney > scaling.md
     """
-    show_analysis(source, given, given.pop("cluster"))
+    measuring.show_analysis(source, given, given.pop("cluster"))
 
 
 _COLLECTIVES = (

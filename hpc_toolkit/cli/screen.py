@@ -12,13 +12,10 @@ import sys
 import termios
 import tty
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, Self, TextIO
 
 from hpc_toolkit.system.processes import readable
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Any, Self, TextIO
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[0m\x1b[?25h\x1b[?1049l"

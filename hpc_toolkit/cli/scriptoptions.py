@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,18 +20,23 @@ import click
 from hpc_toolkit.cli.arguments import argument, complete_cluster, find_cluster
 from hpc_toolkit.cli.help import ALL, HelpCommand, write_rows
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
-from hpc_toolkit.slurm.render.spec import DEFAULTS, FIELDS, OPTIONS, option, read_spec, rivals_of
-from hpc_toolkit.slurm.render.values import PASSED, PASSED_ALONE
-from hpc_toolkit.system.options import Option, flag, only_given
+from hpc_toolkit.slurm.render.spec import (
+    DEFAULTS,
+    FIELDS,
+    OPTIONS,
+    Row,
+    ScriptSpec,
+    option,
+    read_spec,
+    rivals_of,
+)
+from hpc_toolkit.slurm.render.values import PASSED, PASSED_ALONE, left_out
+from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.render.spec import Row, ScriptSpec
-    from hpc_toolkit.system.options import Panels
 
 DEFAULT_TEMPLATE = "work-queue"
 
@@ -218,8 +224,9 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     if not base:
         return values
 
-    replaced = {other for name in values for other in rivals_of(name)}
     given = values.get("sbatch", ())
+    replaced = {other for name in values for other in rivals_of(name)}
+    replaced |= {left_out(text).replace("-", "_") for text in given}
     names = {text.partition("=")[0] for text in given}
     kept = [text for text in base.get("sbatch", ()) if text.partition("=")[0] not in names]
     passed = {"sbatch": (*kept, *given)} if kept else {}
@@ -265,11 +272,12 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(msg, hint="name a local disk, or a variable such as '$SLURM_TMPDIR'")
         values["env"] = (*values.get("env", ()), ("HPCTK_NODE_CACHE", cache))
     if "gpus_per_node" in values:
-        values |= _gpus(values["gpus_per_node"])
+        values |= read_gpus(values["gpus_per_node"])
     return values
 
 
-def _gpus(text: str) -> dict[str, Any]:
+def read_gpus(text: str) -> dict[str, Any]:
+    """The fields of ``[TYPE:]N``."""
     kind, colon, count = text.rpartition(":")
     if not (count.isascii() and count.isdecimal() and len(count) < 10) or (colon and not kind):
         msg = f"--gpus-per-node: {text!r} is not a number of GPUs"

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from hpc_toolkit.report.panel import (
     Row,
     failed_items,
     headline,
+    job_facts,
     job_rows,
     not_shown,
     panel,
@@ -26,25 +28,20 @@ from hpc_toolkit.report.panel import (
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import list_names
-from hpc_toolkit.rundir.layout import all_runs, find_run, refuse_removed
-from hpc_toolkit.system.options import Option, flag, spelled
+from hpc_toolkit.rundir.layout import RunPaths, all_runs, find_run, refuse_removed
+from hpc_toolkit.slurm.records import JobRecord
+from hpc_toolkit.system.options import Option, Panels, flag, spelled
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.record import asdict
 from hpc_toolkit.system.terminal import columns, cut, note, pad, printable, show_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hpc_toolkit.cli.help import Commands
     from hpc_toolkit.cli.hooks import Hooks
-    from hpc_toolkit.results.efficiency import Efficiency
     from hpc_toolkit.results.status import Status
-    from hpc_toolkit.rundir.layout import RunPaths
-    from hpc_toolkit.slurm.records import JobRecord
-    from hpc_toolkit.system.options import Panels
     from hpc_toolkit.training.progress import Progress, Training
 
-    Export = Callable[..., None]
+Export = Callable[..., None]
 
 _WATCH_S = 2.0
 _OUTPUT_CHARS = 160
@@ -92,13 +89,12 @@ def status(run: str | None, **given: Any) -> None:
         hpctk status --watch --on-end 'notify-send "$HPCTK_RUN: $HPCTK_STATE"'
         hpctk status --prometheus /var/lib/node_exporter/hpctk.prom
     """
-
     as_json, verbose, watch = bool(given["json"]), bool(given["verbose"]), bool(given["watch"])
     runs = all_runs()
     hooks = _hooks(given, watch=watch)
     export = None
     if given["prometheus"] is not None:
-        from hpc_toolkit.cli.export import prometheus_file
+        from hpc_toolkit.cli.hooks import prometheus_file
 
         export = prometheus_file(Path(given["prometheus"]))
     screen = False
@@ -137,17 +133,28 @@ def _of_run(
     verbose = bool(given["verbose"])
     slurm = given["slurm"] and export is None  # the metrics have no jobs
 
+    from hpc_toolkit.submit.jobs import kept
+
     def show(now: Status, records: list[JobRecord]) -> None:
         if export is not None:
             export(now)
-        else:
-            used = None
-            if now.complete and (records or _may_be_measured(run.paths)):
-                # Asked once, when nothing changes any more.
-                from hpc_toolkit.submit.used import used_by
+            return
+        used = None
+        if now.complete and (records or _may_be_measured(run.paths)):
+            # Asked once, when nothing changes any more.
+            from hpc_toolkit.submit.reporting import used_by
 
-                used = used_by(run.paths, ask=slurm)
-            _show(now, records, used, as_json=bool(given["json"]), verbose=verbose)
+            used = used_by(run.paths, ask=slurm)
+        if given["json"]:
+            more = {"efficiency": asdict(used)} if used is not None else {}
+            print(json.dumps({**now.to_json(), "jobs": job_facts(records), **more}), flush=True)
+            return
+        rows = panel(now, records, verbose=verbose)
+        rows += [Row("used", used.line())] if used else []
+        for _, one in kept(run.paths) if records else ():
+            end = f"; no more are sent: {one['ended']}" if one["ended"] else ""
+            rows.append(Row("keep", f"up to {one['jobs']} of {one['name']}{end}"))
+        print("\n".join(draw(rows)), flush=True)
 
     if screen and hooks is not None:
         from hpc_toolkit.cli.liveview import follow_live
@@ -228,11 +235,7 @@ def _ago(at: float) -> str:
 
 
 def _follow(
-    run: Run,
-    show: Callable[[Status, list[JobRecord]], None],
-    hooks: Hooks | None,
-    *,
-    slurm: bool,
+    run: Run, show: Callable[[Status, list[JobRecord]], None], hooks: Hooks | None, *, slurm: bool
 ) -> Status:
     """Show a run, with ``hooks`` until it is complete; return the last status."""
     from hpc_toolkit.submit.jobs import JobStates
@@ -249,7 +252,7 @@ def _follow(
         hooks.look(now)
         if now.complete:
             return now
-        from hpc_toolkit.results.sampling import pause_s
+        from hpc_toolkit.results.workers import pause_s
 
         for warning in hooks.warnings():
             note(warning, "warning")
@@ -322,24 +325,6 @@ def _cells(one: Status) -> tuple[str, ...]:
         best["arm"],
     )
     return tuple(map(printable, cells))
-
-
-def _show(
-    now: Status,
-    jobs: list[JobRecord],
-    used: Efficiency | None,
-    *,
-    as_json: bool,
-    verbose: bool,
-) -> None:
-    if as_json:
-        keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
-        records = [{key: getattr(job, key) for key in keys} for job in jobs]
-        more = {"efficiency": asdict(used)} if used is not None else {}
-        print(json.dumps({**now.to_json(), "jobs": records, **more}), flush=True)
-        return
-    rows = [*panel(now, jobs, verbose=verbose), *([Row("used", used.line())] if used else [])]
-    print("\n".join(draw(rows)), flush=True)
 
 
 def status_lines(now: Status) -> list[str]:

@@ -42,6 +42,9 @@ _MOST_JOBS = 1000
 PANELS: Panels = {
     "Options": (
         Option("jobs", "Submit N jobs; see --dependency.", "N", default=1, least=1),
+        Option(
+            "keep", "Have up to N jobs while there is work; they submit each other.", "N", least=1
+        ),
         Option("size_for", "Choose --nodes and --time to finish the run within this.", "DURATION"),
         flag("dry_run", "Show the script and the command; submit nothing."),
         flag(
@@ -70,6 +73,7 @@ def submit(template: str | None, **given: Any) -> None:
     """
     from hpc_toolkit.submit.send import note_overrides, without_failed_nodes
 
+    keep = _kept(template, given)
     jobs, dry_run = given.pop("jobs"), given.pop("dry_run")
     if jobs > _MOST_JOBS:
         message = f"--jobs: {jobs} are more than {_MOST_JOBS}"
@@ -88,7 +92,7 @@ def submit(template: str | None, **given: Any) -> None:
             message = "--dependency afterany: no job is named"
             hint = "write afterany:JOB, or add --jobs N for a chain of jobs"
             raise ConfigError(message, hint=hint)
-    make = _of_script if _is_script(template) else _of_request
+    make = _of_script if _is_script(template) else from_options
     found = make(template, given, **how)
     if exclude_failed:
         found = without_failed_nodes(found)
@@ -105,7 +109,15 @@ def submit(template: str | None, **given: Any) -> None:
     if dry_run:
         _show(submission)
         return
-    _send(submission)
+    _send(submission, keep)
+
+
+def _kept(template: str | None, given: dict[str, Any]) -> int | None:
+    most: int | None = given.pop("keep")
+    if most:
+        hint, names = "--keep N says how many jobs there are", ("jobs", "array", "dependency")
+        _refuse_beside("--keep", names, hint, template, {**given, "jobs": given["jobs"] > 1})
+    return most
 
 
 def _is_script(template: str | None) -> bool:
@@ -119,20 +131,26 @@ def _is_script(template: str | None) -> bool:
 
 def _size_for_s(template: str | None, text: str, given: dict[str, Any]) -> float:
     """Parse ``--size-for``; refuse it beside the options that it chooses, and for other jobs."""
-    for name in ("nodes", "time", "array", "jobs"):
-        if given.get(name):
-            message = f"--size-for and {option(name)} exclude each other"
-            raise ConfigError(message, hint="--size-for chooses the nodes and the time of one job")
-    if (template or DEFAULT_TEMPLATE) != DEFAULT_TEMPLATE:
-        message = f"--size-for: {template} has no list of items whose durations are known"
-        raise ConfigError(message, hint=f"it works with the template {DEFAULT_TEMPLATE}")
+    hint = "--size-for chooses the nodes and the time of one job"
+    _refuse_beside("--size-for", ("nodes", "time", "array", "jobs"), hint, template, given)
     return parse_duration(text, where="--size-for")
+
+
+def _refuse_beside(
+    own: str, names: tuple[str, ...], hint: str, template: str | None, given: dict[str, Any]
+) -> None:
+    for name in names:
+        if given.get(name):
+            raise ConfigError(f"{own} and {option(name)} exclude each other", hint=hint)
+    if (template or DEFAULT_TEMPLATE) != DEFAULT_TEMPLATE:
+        message = f"{own}: {template} has no list of items"
+        raise ConfigError(message, hint=f"it works with the template {DEFAULT_TEMPLATE}")
 
 
 def _show_request(submission: Submission) -> None:
     """Print on stderr the request, and a forecast of the items that are left."""
     from hpc_toolkit.planning.nodes import ask_of, asked_line
-    from hpc_toolkit.submit.outlook import left_lines
+    from hpc_toolkit.submit.submission import left_lines
 
     if submission.request is None:
         return
@@ -151,16 +169,18 @@ def _show_request(submission: Submission) -> None:
         note(warning, "warning")
 
 
-def _send(submission: Submission) -> None:
+def _send(submission: Submission, keep: int | None) -> None:
     """Print each id when its job was taken; where that breaks off, say what is in the queue."""
     from hpc_toolkit.slurm.client import SlurmUnsureError
+    from hpc_toolkit.submit.keeping import first_jobs
     from hpc_toolkit.submit.send import send
 
+    sent = first_jobs(submission, keep) if keep else (job.job for job in send(submission))
     taken: list[str] = []
     try:
-        for job in send(submission):
-            print(job.job, flush=True)
-            taken.append(job.job)
+        for job in sent:
+            print(job, flush=True)
+            taken.append(job)
     except (HpcToolkitError, KeyboardInterrupt) as error:
         unsure = isinstance(error, KeyboardInterrupt | SlurmUnsureError)
         total = submission.copies * len(submission.scripts)
@@ -173,7 +193,7 @@ def _send(submission: Submission) -> None:
         raise
 
 
-def _of_request(
+def from_options(
     template: str | None,
     given: dict[str, Any],
     *,
@@ -211,7 +231,7 @@ def _of_request(
 
 def _sized(spec: ScriptSpec, site: Cluster, run: Run, within_s: float) -> ScriptSpec:
     from hpc_toolkit.planning.nodes import ask_of
-    from hpc_toolkit.submit.outlook import sized
+    from hpc_toolkit.submit.submission import sized
 
     if run.manifest.campaign is not None:
         message = f"--size-for: {run.root} is a campaign, which adds items as it goes"
@@ -300,7 +320,7 @@ def _show(submission: Submission) -> None:
     import tempfile
 
     from hpc_toolkit.slurm.client import SlurmError
-    from hpc_toolkit.slurm.sbatch import sbatch_argv, start_estimate
+    from hpc_toolkit.slurm.controller import sbatch_argv, start_estimate
 
     for number in range(submission.copies):
         before = "JOB" if number else ""
@@ -339,6 +359,7 @@ def cancel(
         hpctk cancel runs/eval --job 4711 --yes
     """
     from hpc_toolkit.rundir.layout import RunPaths
+    from hpc_toolkit.submit.keeping import end_keeping
     from hpc_toolkit.submit.send import cancel_jobs, cancelable_jobs
     from hpc_toolkit.training.progress import is_training
 
@@ -349,12 +370,9 @@ def cancel(
             note(f"job {one.record.id} was not cancelled: {one.foreign}")
     found = [one for one in queued if not one.foreign]
     if not found:
-        message = f"no job of {run} is in the queue"
-        hint = "'hpctk status RUN' lists the run's jobs"
-        if queued:
-            jobs = "1 job was" if len(queued) == 1 else f"{len(queued)} jobs were"
-            message, hint = f"{jobs} left alone, see above", ""
-        raise HpcToolkitError(message, hint=hint)
+        if queued or job or not end_keeping(paths):
+            raise _none_queued(run, len(queued))
+        return
     for record in (one.record for one in found):
         where = f" on {record.nodes}" if record.nodes else ""
         print(f"job {record.id} {record.name}: {record.state}{where}", file=sys.stderr)
@@ -363,6 +381,16 @@ def cancel(
             message = "confirmation needs a terminal"
             raise ConfigError(message, hint="add --yes to cancel without confirmation")
         click.confirm("Cancel them?", abort=True, err=True)
+    if not job:
+        end_keeping(paths)
     cancel_jobs(found)
     for one in found:
         print(one.record.id)
+
+
+def _none_queued(run: str, left: int) -> HpcToolkitError:
+    if left:
+        jobs = "1 job was" if left == 1 else f"{left} jobs were"
+        return HpcToolkitError(f"{jobs} left alone, see above")
+    message = f"no job of {run} is in the queue"
+    return HpcToolkitError(message, hint="'hpctk status RUN' lists the run's jobs")

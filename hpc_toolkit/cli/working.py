@@ -8,28 +8,27 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import Option, flag
+from hpc_toolkit.system.options import Option, Panels, flag, many
 from hpc_toolkit.system.quantities import parse_duration, parse_size
-from hpc_toolkit.system.ranks import RankInfo, other_job
+from hpc_toolkit.system.ranks import RankInfo, host_name, other_hosts, other_job
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from hpc_toolkit.cli.help import Commands
-    from hpc_toolkit.engines.ray.settings import RaySettings
+    from hpc_toolkit.engines.raydriver import RaySettings
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.system.binding import Shares
-    from hpc_toolkit.system.options import Panels
     from hpc_toolkit.worker.worker import WorkerOptions
+
 
 _IDLE_EXIT_IN_SLURM_S = 600.0
 _LEAVE_BEFORE_END_S = 30.0
@@ -50,6 +49,9 @@ PANELS: Panels = {
         Option("grace", "Time to finish an item when asked to exit.", "DURATION", hidden=True),
         Option(
             "node_cache", "Copy checkpoints to this local disk.", "DIR", variable="HPCTK_NODE_CACHE"
+        ),
+        many("has", "What each worker has for needs: licence=2, or a feature", "NAME[=N]")._replace(
+            variable="HPCTK_HAS"
         ),
         flag("strict_code", "Fail if the code has changed since init."),
         flag("fail_on_failed", FAIL_ON_FAILED),
@@ -105,7 +107,6 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
     """Open the run and import all that a worker needs; the work itself gives the exit code."""
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import find_run
-    from hpc_toolkit.system.ranks import RankInfo
     from hpc_toolkit.worker.code import executed
 
     found = Run.open(find_run(run))
@@ -114,6 +115,10 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
     if given["node_cache"]:
         os.environ["HPCTK_NODE_CACHE"] = given["node_cache"]  # read where a checkpoint is loaded
     options = worker_options(*(given[name] for name in ("deadline", "idle_exit", "lease", "grace")))
+    if given["has"]:
+        from hpc_toolkit.system.needs import parse_has
+
+        options = replace(options, has=parse_has(given["has"], "--has"))
     options = replace(options, strict_code=strict)
     rank, on_ray = RankInfo.from_environ(), given["engine"] == "ray"
     if on_ray:
@@ -157,7 +162,7 @@ def _work(
         with_snapshots(run, rank, given["snapshot"], given["snapshot_every"]) as look,
     ):
         if on_ray is not None:
-            from hpc_toolkit.engines.ray.engine import work_on_ray
+            from hpc_toolkit.engines.raydriver import work_on_ray
 
             return with_progress(run, partial(work_on_ray, run, workers, options, on_ray), look)
         if warning := unused(rank, workers, os.environ):
@@ -168,8 +173,7 @@ def _work(
 
         count = workers if workers is not None else shares.workers_on(len(visible_gpus()))
         if shares:
-            from hpc_toolkit.system.binding import place_workers
-            from hpc_toolkit.system.machine import read_machine
+            from hpc_toolkit.system.binding import place_workers, read_machine
 
             for worker, place in enumerate(place_workers(read_machine(), shares, count)):
                 print(f"worker {worker}: {place}", file=sys.stderr)
@@ -182,14 +186,10 @@ def unused(rank: RankInfo, workers: int | None, environ: Mapping[str, str]) -> s
     if rank.in_step:
         said = f"--workers {workers} has no effect in a step: each of its tasks is one worker"
         return said if workers not in (None, 1) and rank.rank == 0 else ""
-    other = other_job(environ)
-    if other is not None:
-        from hpc_toolkit.system.schedulers import job_hosts
-
-        hosts = len(job_hosts(environ))
-        start = f"'{other.scheduler.starter} hpctk work'"
-        here = f"this job has {hosts} hosts; these workers start on this one only; {start} uses all"
-        return here if hosts > 1 else ""
+    hosts, starter = other_hosts(environ)
+    if hosts > 1:
+        here = f"this job has {hosts} hosts; these workers start on this one only"
+        return f"{here}; '{starter} hpctk work' uses all"
     tasks, nodes = environ.get("SLURM_NTASKS", "1"), environ.get("SLURM_JOB_NUM_NODES", "1")
     if (tasks, nodes) == ("1", "1") or (workers and nodes == "1"):
         return ""
@@ -209,8 +209,6 @@ def with_progress(
     from hpc_toolkit.worker.pausing import closing
 
     if sys.stderr.isatty():
-        from hpc_toolkit.cli.progressline import progress_line
-
         with progress_line(run.root):
             code = work_on(look)
     else:
@@ -249,7 +247,7 @@ def _deadline(given: str | None) -> float | None:
     if text is None:
         if other_job(os.environ) is None:
             return None
-        from hpc_toolkit.worker.joblimit import job_end
+        from hpc_toolkit.system.ranks import job_end
 
         found = job_end()
         return found - margin if found is not None else None
@@ -292,7 +290,6 @@ def monitored(
     if not wanted or rank.local_rank > 0:
         yield
         return
-    from hpc_toolkit.system.ranks import host_name
     from hpc_toolkit.training.monitor import watching
 
     log = paths.monitor_log(host_name(), os.getpid())
@@ -335,7 +332,7 @@ def ray_settings(address: str | None, shares: Shares, *, on_ray: bool) -> RaySet
             message = "--ray-address needs --engine ray"
             raise ConfigError(message, hint="add --engine ray, or leave it out")
         return None
-    from hpc_toolkit.engines.ray.settings import AUTO, RaySettings
+    from hpc_toolkit.engines.raydriver import AUTO, RaySettings
 
     return RaySettings(
         address=address if address is not None else AUTO,
@@ -343,3 +340,49 @@ def ray_settings(address: str | None, shares: Shares, *, on_ray: bool) -> RaySet
         gpus_per_worker=shares.gpus,
         memory_per_worker=shares.memory_bytes,
     )
+
+
+_REFRESH_S = 0.5
+
+
+@contextmanager
+def progress_line(root: Path) -> Iterator[None]:
+    """Show the progress of a run on stderr, a terminal, while the block runs.
+
+    A process of its own does so: a forecast needs numpy, and numpy's threads must not be in the
+    process that forks workers.
+    """
+    import subprocess
+
+    from hpc_toolkit.system.processes import die_with_parent
+
+    with subprocess.Popen(
+        # -P: no module of the user in the current directory replaces one of Python.
+        [sys.executable, "-P", "-m", "hpc_toolkit.cli.working", str(root)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        # ^C is for the workers; the line stays until they have stopped.
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
+    ) as child:
+        try:
+            yield
+        finally:
+            child.terminate()
+            child.wait()
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    from hpc_toolkit.report.panel import one_line
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.system.terminal import split_at
+
+    run = Run.open(sys.argv[1])
+    while True:
+        room = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
+        sys.stderr.write(f"\r{split_at(printable(one_line(run.status())), room)[0]}\x1b[K")
+        sys.stderr.flush()
+        time.sleep(_REFRESH_S)

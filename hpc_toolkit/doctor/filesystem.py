@@ -7,23 +7,17 @@ import random
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
+from hpc_toolkit.doctor.sides import Finding, Pair, Verdict, fine, judged
 from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter
-from hpc_toolkit.rundir.mounts import LOCAL_LOCKS, NFS
+from hpc_toolkit.rundir.mounts import LOCAL_LOCKS, NFS, Mount
 from hpc_toolkit.system.quantities import format_duration, format_size
 from hpc_toolkit.system.ranks import boot_id, host_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpc_toolkit.doctor.sides import Pair
-    from hpc_toolkit.rundir.mounts import Mount
 
 _LONGEST_CACHE_S = 90
 """Half of the default lease: with heartbeats cached for longer, a living worker looks dead."""

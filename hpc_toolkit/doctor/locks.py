@@ -9,24 +9,17 @@ import fcntl
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING
 
-from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.filesystem import LOCAL_LOCKS_MEAN, LOST_HOSTS
-from hpc_toolkit.doctor.findings import Finding, Verdict, fine
+from hpc_toolkit.doctor.sides import Child, Finding, Pair, Verdict, ask_child, fine
 from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir.mounts import NFS
+from hpc_toolkit.rundir.mounts import NFS, Mount
 from hpc_toolkit.system.quantities import format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hpc_toolkit.doctor.sides import Pair
-    from hpc_toolkit.rundir.mounts import Mount
 
 LONGEST_S = 110.0
 """The default of Linux, 90 s, plus the pause before a client retries."""

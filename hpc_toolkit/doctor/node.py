@@ -9,22 +9,17 @@ import os
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpc_toolkit.doctor.advice import harmful
-from hpc_toolkit.doctor.children import ask_child
-from hpc_toolkit.doctor.findings import Finding, Verdict, fine
+from hpc_toolkit.doctor.sides import Finding, Pair, Verdict, ask_child, fine
+from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.slurm.client import NOT_SET_UP, SlurmError
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpc_toolkit.doctor.sides import Pair
 
 _DRIVER_S = 25.0
 _TORCH_S = 60.0

@@ -1,4 +1,4 @@
-"""The two sides of an examination, the channel between them, and the lead's view of both.
+"""What an examination finds, its two sides, and the channel between them.
 
 A channel needs no port and works wherever a queue does: each side rewrites its own file in place
 and reopens the other's. Both sides create both files first, because a name that is looked up too
@@ -10,20 +10,96 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NoReturn
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import decode_line, encode_line
 from hpc_toolkit.rundir.mounts import Mount, mount_of
+from hpc_toolkit.system.processes import die_with_parent, readable
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
+class Verdict(StrEnum):
+    """How well the checked thing suits a run."""
+
+    FINE = "fine"
+    SLOWER = "slower"
+    """Nothing is lost, but work takes longer or is repeated."""
+    UNSAFE = "unsafe"
+    """A run cannot work here, or can lose data that was reported as stored."""
+    UNKNOWN = "unknown"
+    """The check was not made, or is not possible."""
+    SKIPPED = "skipped"
+    """The checked thing does not exist here, and a run can do without it."""
+
+
+_ORDER = [Verdict.SKIPPED, Verdict.FINE, Verdict.UNKNOWN, Verdict.SLOWER, Verdict.UNSAFE]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    """The observation, with its numbers."""
+    means: str = ""
+    """What the observation means for a run."""
+    fix: str = ""
+    """What to do; "" if nothing is to be done."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fine(check: str, found: str, means: str = "") -> Finding:
+    return Finding(check, Verdict.FINE, found, means)
+
+
+def judged(check: str, found: str, verdict: Verdict, means: str, fix: str, *, bad: bool) -> Finding:
+    """Return a finding with this verdict, meaning and fix if ``bad``, else a fine one."""
+    return Finding(check, verdict, found, means, fix) if bad else fine(check, found)
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    return max((Verdict.FINE, *(one.verdict for one in findings)), key=_ORDER.index)
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of examining one directory."""
+
+    directory: str
+    """The directory as it was given."""
+    findings: list[Finding]
+    sides: tuple[Side, ...] = ()
+    """The sides, the lead first; empty if the directory is not writable."""
+    apart: bool = False
+    """Whether the sides stand for two hosts."""
+    locks_proven: bool = False
+    """Whether flock excluded another host, and became free at its holder's death."""
+    delays_s: dict[str, float | None] = field(default_factory=dict)
+    """Seconds until one side saw each change of the other side; None if it took too long."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "verdict": self.verdict}
+
+
+_REAPED_WITHIN_S = 2.0
+_MOST_WORDS = 160
 LEAD, OTHER = "lead", "other"
 ANSWER_S = 120.0
 BYE = "bye"
@@ -33,6 +109,76 @@ _LAST_POLL_S = 0.1
 _PREFIX = ".hpctk-doctor-"
 _ABANDONED_S = 3600.0
 _TRIES = 5
+
+
+class Child:
+    """A call that may never return, in a process that can be abandoned."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._read)
+            _live(call, write)
+        os.close(write)
+
+    def answer(self, timeout_s: float) -> Any:
+        """Return the result of the call, as decoded from JSON.
+
+        Raises TimeoutError, or the OSError that the call raised, or that it died.
+        """
+        data = b""
+        end = time.monotonic() + timeout_s
+        while not data.endswith(b"\n"):
+            if not readable(self._read, timeout_s=max(0.0, end - time.monotonic())):
+                raise TimeoutError
+            part = os.read(self._read, 1 << 16)
+            if not part:
+                raise OSError("the calling process died")
+            data += part
+        found = json.loads(data)
+        if "errno" in found:
+            raise OSError(found["errno"], found["error"])
+        return found["answer"]
+
+    def end(self) -> None:
+        """Kill the child; one that is stuck in the kernel is left behind."""
+        with suppress(OSError):
+            os.close(self._read)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        end = time.monotonic() + _REAPED_WITHIN_S
+        with suppress(ChildProcessError):
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
+                time.sleep(0.001)
+
+
+def ask_child(call: Callable[[], Any], timeout_s: float) -> Any:
+    """Make a call in a child, kill the child, and return the call's result."""
+    child = Child(call)
+    try:
+        return child.answer(timeout_s)
+    finally:
+        child.end()
+
+
+def _live(call: Callable[[], Any], write: int) -> NoReturn:
+    try:
+        die_with_parent()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sig, signal.SIG_DFL)
+        try:
+            told: dict[str, Any] = {"answer": call()}
+        except OSError as error:
+            told = {"errno": error.errno or 0, "error": error.strerror or str(error)}
+        except Exception as error:  # noqa: BLE001 - a library of others may raise anything
+            told = {"errno": 0, "error": f"{type(error).__name__}: {error}"[:_MOST_WORDS]}
+        os.write(write, json.dumps(told).encode() + b"\n")
+        while True:
+            signal.pause()
+    finally:
+        # After an exception the child must not continue as a second copy of the program.
+        os._exit(1)
 
 
 class SilentSideError(RunError):

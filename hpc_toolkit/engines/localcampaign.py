@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.decisions import read_decisions
@@ -18,14 +20,10 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.layout import Manifest
-from hpc_toolkit.system.processes import die_with_parent
-from hpc_toolkit.system.supervisor import Supervisor
+from hpc_toolkit.system.processes import Supervisor, die_with_parent
 from hpc_toolkit.worker.code import collect_provenance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from hpc_toolkit.worker.worker import WorkerOptions
 
 _RIVAL_S = 10.0

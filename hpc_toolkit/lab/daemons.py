@@ -12,19 +12,14 @@ import pwd
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.lab.members import LOOKS, members
-from hpc_toolkit.lab.programs import finished, search_path
-from hpc_toolkit.lab.settings import CLUSTER_NAME, CONTROL, LOOPBACK
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpc_toolkit.lab.settings import LabPaths
+from hpc_toolkit.lab.commands import finished, search_path
+from hpc_toolkit.lab.settings import CLUSTER_NAME, CONTROL, LOOPBACK, LabPaths
+from hpc_toolkit.lab.state import LOOKS, members
 
 FIRST_PORT = 17000
 LAST_PORT = 65535

@@ -6,41 +6,19 @@ import os
 import shlex
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
-from hpc_toolkit.lab.daemons import (
-    Host,
-    check_namespaces,
-    failure,
-    free_block,
-    listeners,
-    start_database,
-    start_munged,
-    start_slurmctld,
-    start_slurmd,
-    start_slurmdbd,
-    user_name,
-    wait_for_all,
-    wait_for_daemon,
-)
-from hpc_toolkit.lab.directory import (
-    LabRecord,
-    check_owner,
-    is_lab,
-    make_directory,
-    read_record,
-    remove_files,
-    write_record,
-)
-from hpc_toolkit.lab.members import LabStatus, kill_members, status_of, surrounding_labs
-from hpc_toolkit.lab.programs import CLIENTS, ask, check_programs, node_states
+from hpc_toolkit.lab import daemons, state
+from hpc_toolkit.lab.commands import CLIENTS, ask, check_programs, node_states
 from hpc_toolkit.lab.roots import entering, interpreter_paths, machine_paths
 from hpc_toolkit.lab.settings import (
     CONTROL,
+    LabPaths,
+    LabSettings,
     cluster_toml,
     first_job_id,
     gres_conf,
@@ -49,12 +27,6 @@ from hpc_toolkit.lab.settings import (
     slurm_conf,
     slurmdbd_conf,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
-    from hpc_toolkit.lab.settings import LabPaths, LabSettings
 
 _LOCK_S = 180.0
 _IDLE_S = 60.0
@@ -75,7 +47,7 @@ class Lab:
         start, none of its processes is left.
         """
         check_programs(accounting=settings.accounting, root=settings.root)
-        _check_outside(surrounding_labs())
+        _check_outside(state.surrounding_labs())
         with self._locked():
             if self._is_up_with(settings):
                 return False
@@ -88,33 +60,33 @@ class Lab:
 
     def down(self) -> int:
         """Kill all processes of the lab and remove its files; return how many were killed."""
-        _check_outside(surrounding_labs() & {self.paths.token})
+        _check_outside(state.surrounding_labs() & {self.paths.token})
         try:
             if self.paths.root.is_dir():
-                check_owner(self.paths.root)
-            if not is_lab(self.paths):
-                return kill_members(self.paths.token)
+                state.check_owner(self.paths.root)
+            if not state.is_lab(self.paths):
+                return state.kill_members(self.paths.token)
             with self._lock():
                 killed = end_lab(self.paths)
-                if is_lab(self.paths):  # Another 'down' may have been first.
-                    remove_files(self.paths)
+                if state.is_lab(self.paths):  # Another 'down' may have been first.
+                    state.remove_files(self.paths)
                 self.paths.lock.unlink(missing_ok=True)
         except FileNotFoundError:
             # Another 'down' was first, and has removed the directory.
-            return kill_members(self.paths.token)
+            return state.kill_members(self.paths.token)
         with suppress(OSError):
             self.paths.root.rmdir()  # Unless the user keeps other files there.
         return killed
 
-    def status(self) -> LabStatus:
-        return status_of(self.paths)
+    def status(self) -> state.LabStatus:
+        return state.status_of(self.paths)
 
     def inside(self, argv: list[str]) -> list[str]:
         """Return ``argv`` as a command that runs inside the lab, on its host ``localhost``.
 
         Only there do srun and salloc listen where its nodes reach them, on 127.0.0.1.
         """
-        return Host(self.paths, self.check_up().start).command(argv)
+        return daemons.Host(self.paths, self.check_up().start).command(argv)
 
     def crash(self, node: str, *, daemon_only: bool = False) -> int:
         """Kill the processes of a node and set it down in Slurm; return how many were killed.
@@ -126,30 +98,30 @@ class Lab:
         self.paths.crashed.mkdir(exist_ok=True)
         (self.paths.crashed / node).touch()
         if daemon_only:
-            return kill_members(self.paths.token, node, name="slurmd")
-        killed = kill_members(self.paths.token, node)
+            return state.kill_members(self.paths.token, node, name="slurmd")
+        killed = state.kill_members(self.paths.token, node)
         down = ("state=down", "reason=hpctk lab crash")
         ask(self.paths, "scontrol", "update", f"nodename={node}", *down)
         return killed
 
     def restore(self, node: str) -> None:
         """Start a crashed node again, as after a reboot, and return when it takes jobs."""
-        _check_outside(surrounding_labs())
+        _check_outside(state.surrounding_labs())
         record = self._check_node(node)
-        kill_members(self.paths.token, node)
-        start_slurmd(Host(self.paths, record.start, node)).wait()
+        state.kill_members(self.paths.token, node)
+        daemons.start_slurmd(daemons.Host(self.paths, record.start, node)).wait()
         # Slurm refuses this after --daemon-only, because it has resumed the node by itself.
         with suppress(HpcToolkitError):
             ask(self.paths, "scontrol", "update", f"nodename={node}", "state=resume")
         (self.paths.crashed / node).unlink(missing_ok=True)
         wait_for_nodes(self.paths, (node,), {"idle", "mixed", "allocated"})
 
-    def check_up(self) -> LabRecord:
+    def check_up(self) -> state.LabRecord:
         """Return the record of the lab; ConfigError unless it is up."""
         if self.paths.root.is_dir():
             # The lab's files can run code: slurm.conf names plugins, and a hosts file is mounted.
-            check_owner(self.paths.root, others_of_root=True)
-        now, record = self.status(), read_record(self.paths)
+            state.check_owner(self.paths.root, others_of_root=True)
+        now, record = self.status(), state.read_record(self.paths)
         if now.state != "up" or record is None:
             broken = now.state == "broken" and now.gone
             what = f"is broken: {', '.join(now.gone)} ended" if broken else "is not up"
@@ -160,9 +132,9 @@ class Lab:
             raise ConfigError(message, hint="only root can enter it; use sudo")
         return record
 
-    def _check_node(self, node: str) -> LabRecord:
+    def _check_node(self, node: str) -> state.LabRecord:
         record = self.check_up()
-        check_owner(self.paths.root)
+        state.check_owner(self.paths.root)
         names = record.settings.node_names
         if node not in names:
             raise ConfigError(f"the lab has no node {node!r}", hint=near_miss(node, list(names)))
@@ -183,7 +155,7 @@ class Lab:
     def _locked(self) -> Iterator[None]:
         """Hold the lab's lock; create its directory."""
         while True:
-            make_directory(self.paths)
+            state.make_directory(self.paths)
             try:
                 lock = self._lock()
                 break
@@ -221,17 +193,17 @@ def start_lab(paths: LabPaths, settings: LabSettings) -> None:
     The caller holds the lab's lock, and kills the started processes if this raises.
     """
     end_lab(paths)
-    remove_files(paths)
+    state.remove_files(paths)
     # The end of a token depends on the directory, so that labs begin at different ports.
-    port = free_block(ports_needed(settings), seed=int(paths.token[-8:], 16))
-    record = LabRecord(settings, port, os.urandom(4).hex(), ready=False)
-    write_record(paths, record)
+    port = daemons.free_block(ports_needed(settings), seed=int(paths.token[-8:], 16))
+    record = state.LabRecord(settings, port, os.urandom(4).hex(), ready=False)
+    state.write_record(paths, record)
     _write_files(paths, record)
-    control = Host(paths, record.start)
-    slurm = check_namespaces(control)
+    control = daemons.Host(paths, record.start)
+    slurm = daemons.check_namespaces(control)
     _start_daemons(record, control)
     wait_for_nodes(paths, settings.node_names, {"idle"})
-    write_record(paths, replace(record, ready=True, slurm=slurm))
+    state.write_record(paths, replace(record, ready=True, slurm=slurm))
 
 
 def end_lab(paths: LabPaths) -> int:
@@ -239,11 +211,11 @@ def end_lab(paths: LabPaths) -> int:
     # Without its hosts file, a process that is just being started fails; if it has mounted the
     # file already, it is found.
     shutil.rmtree(paths.hosts, ignore_errors=True)
-    return kill_members(paths.token)
+    return state.kill_members(paths.token)
 
 
-def _write_files(paths: LabPaths, record: LabRecord) -> None:
-    settings, port, user = record.settings, record.port, user_name()
+def _write_files(paths: LabPaths, record: state.LabRecord) -> None:
+    settings, port, user = record.settings, record.port, daemons.user_name()
     for path, mode in (
         (paths.etc, 0o755), (paths.hosts, 0o755), (paths.devices, 0o755), (paths.run, 0o755),
         (paths.logs, 0o755), (paths.spool, 0o755), (paths.state, 0o700),
@@ -266,10 +238,10 @@ def _write_files(paths: LabPaths, record: LabRecord) -> None:
         text = slurmdbd_conf(settings, paths, port=port, user=user)
         _write(paths.etc / "slurmdbd.conf", text.encode(), 0o600)
     if settings.root:
-        _write_entrances(Host(paths, record.start), Path(settings.root))
+        _write_entrances(daemons.Host(paths, record.start), Path(settings.root))
 
 
-def _write_entrances(control: Host, root: Path) -> None:
+def _write_entrances(control: daemons.Host, root: Path) -> None:
     """Write the scripts by which daemons and Slurm's commands run in a root."""
     paths = control.paths
     shared = [*machine_paths(), *interpreter_paths(root), paths.root, Path("/etc/hosts")]
@@ -290,28 +262,26 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         os.close(fd)
 
 
-def _start_daemons(record: LabRecord, control: Host) -> None:
-    start_munged(control).wait()
+def _start_daemons(record: state.LabRecord, control: daemons.Host) -> None:
+    daemons.start_munged(control).wait()
     if record.settings.accounting:
-        start_database(control)
-        start_slurmdbd(control)
+        daemons.start_database(control)
+        daemons.start_slurmdbd(control)
         _check_listeners(record)
-    start_slurmctld(control).wait()
+    daemons.start_slurmctld(control).wait()
     # Wait for slurmctld: a slurmd that cannot reach it retries only after a second.
-    wait_for_daemon(control, "slurmctld", lambda: _listens(record.port))
-    hosts = [Host(control.paths, record.start, node) for node in record.settings.node_names]
-    wait_for_all([start_slurmd(host) for host in hosts])
+    daemons.wait_for_daemon(
+        control, "slurmctld", lambda: any(one.port == record.port for one in daemons.listeners())
+    )
+    hosts = [daemons.Host(control.paths, record.start, node) for node in record.settings.node_names]
+    daemons.wait_for_all([daemons.start_slurmd(host) for host in hosts])
     _check_listeners(record)
 
 
-def _listens(port: int) -> bool:
-    return any(one.port == port for one in listeners())
-
-
-def _check_listeners(record: LabRecord) -> None:
+def _check_listeners(record: state.LabRecord) -> None:
     """Refuse a lab of which other machines can reach a port."""
     block = range(record.port, record.port + ports_needed(record.settings))
-    exposed = [one.port for one in listeners() if one.port in block and not one.loopback]
+    exposed = [one.port for one in daemons.listeners() if one.port in block and not one.loopback]
     if exposed:
         message = f"ports {exposed} of the lab could be reached from other machines"
         raise HpcToolkitError(message, hint="'hosts:' in /etc/nsswitch.conf must begin with files")
@@ -325,11 +295,11 @@ def wait_for_nodes(paths: LabPaths, nodes: tuple[str, ...], states: set[str]) ->
         late = [node for node in nodes if now.get(node) not in states]
         if not late:
             return
-        if gone := status_of(paths).gone:
+        if gone := state.status_of(paths).gone:
             name, _, node = gone[0].partition(" of ")
             what = f"{gone[0]} ended"
-            raise failure(what, paths.log(f"slurmd-{node}" if name == "slurmd" else name))
+            raise daemons.failure(what, paths.log(f"slurmd-{node}" if name == "slurmd" else name))
         if time.monotonic() > deadline:
             what = f"{late[0]} is {now.get(late[0], 'unknown')} after {_IDLE_S:.0f} s"
-            raise failure(what, paths.log(f"slurmd-{late[0]}"), paths.log("slurmctld"))
+            raise daemons.failure(what, paths.log(f"slurmd-{late[0]}"), paths.log("slurmctld"))
         time.sleep(_PAUSE_S)

@@ -17,17 +17,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.lab.programs import search_path
+from hpc_toolkit.lab.commands import search_path
 from hpc_toolkit.rundir.files import publish_directory, remove_tree
-from hpc_toolkit.system.imports import OF_USER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from hpc_toolkit.system.installation import OF_USER
 
 PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "slurmdbd"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -180,6 +183,34 @@ class LabPaths:
 
     def log(self, daemon: str) -> Path:
         return self.logs / f"{daemon}.log"
+
+
+def labs_home() -> Path:
+    """Return the directory of the labs that were started without --dir."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    try:
+        home = state if state.is_absolute() else Path.home() / ".local/state"
+    except RuntimeError:
+        message = "this user has no home directory for labs"
+        raise ConfigError(message, hint="give --dir, or set HOME or XDG_STATE_HOME") from None
+    return home / "hpctk/labs"
+
+
+def lab_paths(name: str, directory: Path | None) -> LabPaths:
+    """Return the paths of the lab in ``directory``, or of the lab called ``name``."""
+    where = directory if directory is not None else labs_home() / check_name(name)
+    try:
+        # Resolved, so that a lab has one token whatever path names it.
+        return LabPaths(where.expanduser().resolve())
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(f"{where}: {error}", hint="give another directory with --dir") from None
+
+
+def known_labs() -> Iterator[LabPaths]:
+    """Yield the labs below labs_home(); directories that --name could not name are skipped."""
+    for record in sorted(labs_home().glob("*/lab.json")):
+        with suppress(ConfigError):
+            yield lab_paths(record.parent.name, None)
 
 
 def ports_needed(settings: LabSettings) -> int:

@@ -15,15 +15,7 @@ Not promised: when workers start; on a cluster their jobs wait in the queue as a
 
 from __future__ import annotations
 
-from hpc_toolkit.notebook.resources import LOCAL, Resources
+from hpc_toolkit.notebook.requests import LOCAL, Resources
 from hpc_toolkit.notebook.workers import WorkerJobs, preview, report, submit_workers, watch
 
-__all__ = [
-    "LOCAL",
-    "Resources",
-    "WorkerJobs",
-    "preview",
-    "report",
-    "submit_workers",
-    "watch",
-]
+__all__ = ["LOCAL", "Resources", "WorkerJobs", "preview", "report", "submit_workers", "watch"]

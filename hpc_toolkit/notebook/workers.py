@@ -1,62 +1,47 @@
-"""Submit workers of a run to Slurm, as ``hpctk submit`` does, or start them here; follow them."""
+"""The jobs of workers: submit and follow them, and those that an executor submits for its calls."""
 
 from __future__ import annotations
 
 import html
 import shlex
-import signal
-import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import Unpack
 
-from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.notebook.resources import Resources, requested, resolved
-from hpc_toolkit.report.notebook import StatusDisplay, status_html
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.notebook.requests import (
+    PROCESSES,
+    RUNNING,
+    LocalRequest,
+    Resources,
+    local_state,
+    requested_workers,
+    send_request,
+)
+from hpc_toolkit.queue.presence import FINISHED
+from hpc_toolkit.report.live import StatusDisplay, status_html
+from hpc_toolkit.report.panel import one_line
 from hpc_toolkit.results.progress import NO_WORKER
-from hpc_toolkit.results.status import Beside
+from hpc_toolkit.results.status import Beside, Halt, Status
 from hpc_toolkit.results.workers import living_workers
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.slurm.records import UNKNOWN
-from hpc_toolkit.slurm.render.directives import complete
-from hpc_toolkit.submit.jobs import JobStates, RunJob, log_files, own_login, read_jobs, record_job
-from hpc_toolkit.submit.send import (
-    cancel_jobs,
-    check_directory,
-    check_run,
-    note_overrides,
-    queued_jobs,
-    send,
-    without_failed_nodes,
-)
+from hpc_toolkit.slurm.clusters.facts import Cluster
+from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
+from hpc_toolkit.submit.jobs import JobStates, RunJob, log_files, read_jobs
+from hpc_toolkit.submit.send import cancel_jobs, queued_jobs
 from hpc_toolkit.submit.standstill import why
-from hpc_toolkit.submit.submission import of_request
+from hpc_toolkit.submit.submission import Submission
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.gpus import visible_gpus
-from hpc_toolkit.system.processes import die_with_parent
-from hpc_toolkit.system.quantities import counted
-from hpc_toolkit.system.ranks import without_rank
 from hpc_toolkit.system.terminal import note, printable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpc_toolkit.results.status import Halt, Status
-    from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.records import JobRecord
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
-    from hpc_toolkit.submit.submission import Submission
-
-MAX_RANKS = 65536
-"""Largest number of workers in one call; more is a mistake."""
-RUNNING, FINISHED = "RUNNING", "FINISHED"
 _LOOK_FIRST_S, _LOOK_LAST_S, _ASK_FIRST_S, _ASK_LAST_S = 0.2, 2.0, 2.0, 60.0
+_SILENT_S = 60.0
+"""Seconds without a result of a call after which Slurm is asked whether the jobs have ended."""
 _NO_SCRIPT = "# processes on this machine; nothing is given to sbatch\n"
-_PROCESSES: dict[str, subprocess.Popen[bytes]] = {}  # of local jobs, by their ids
 
 
 def submit_workers(
@@ -91,65 +76,6 @@ def submit_workers(
     return WorkerJobs(run, send_request(run, requested_workers(run, n, cluster, array, resources)))
 
 
-class LocalRequest(NamedTuple):
-    n: int
-    spec: ScriptSpec
-
-
-"""Workers on this machine."""
-
-
-def requested_workers(
-    run: Run, n: int | None, cluster: str | Cluster | None, array: bool, resources: Resources
-) -> Submission | LocalRequest:
-    """Check a request for workers, as :func:`submit_workers` takes it."""
-    if n is not None and (type(n) is not int or not 1 <= n <= MAX_RANKS):
-        msg = f"n: {n!r} is not a number of workers"
-        raise ConfigError(msg, hint=f"a whole number from 1 to {MAX_RANKS}")
-    spec, site = requested(resources), resolved(cluster)
-    if site is None:
-        return LocalRequest(n or _here(spec), spec)
-    if n is not None:
-        spec = _shaped(spec, n, array=array, any_nodes=resources.get("nodes") is None)
-    per_node = complete(spec, site).ntasks_per_node or 1
-    ranks = spec.nodes * per_node
-    n = n or ranks
-    if n % ranks or (n != ranks and not array):
-        msg = f"n: {n} workers are not {counted(spec.nodes, 'node')} x {per_node} ranks"
-        hint = "change n, nodes or ntasks_per_node; array=True submits several such jobs"
-        raise ConfigError(msg, hint=hint)
-    check_directory(site, Path.cwd())
-    return submission(run, spec, site, elements=n // ranks)
-
-
-def _here(spec: ScriptSpec) -> int:
-    """How many workers a request means on this machine."""
-    if spec.nodes > 1:
-        msg = f"nodes: {spec.nodes} nodes were requested, but this machine is one node"
-        raise ConfigError(msg, hint="on a cluster, name it, such as cluster='generic'")
-    return spec.ntasks_per_node or spec.gpus_per_node or 1
-
-
-def send_request(run: Run, request: Submission | LocalRequest) -> list[RunJob]:
-    """Submit what was requested. Raises RunError, SlurmError: nothing more was submitted."""
-    check_run(run)
-    if isinstance(request, LocalRequest):
-        return [_start_here(run, request.n, request.spec)]
-    note_overrides()
-    found = without_failed_nodes(request)
-    for text in found.notes:
-        note(text)
-    return list(send(found))
-
-
-def submission(run: Run, spec: ScriptSpec, site: Cluster, *, elements: int = 1) -> Submission:
-    """The job of a run's workers, or their array."""
-    array = f"0-{elements - 1}" if elements > 1 else None
-    spec = replace(spec, run=str(run.root.absolute()), array=array)
-    template = "array" if array else "work-queue"
-    return of_request(spec, site, template, run=run, cwd=Path.cwd())
-
-
 def preview(
     run: Run | str | Path,
     n: int | None = None,
@@ -164,56 +90,6 @@ def preview(
     if not isinstance(request, LocalRequest):
         return request.scripts[0].text
     return f"{_NO_SCRIPT}hpctk work {shlex.quote(str(run.root))} --workers {request.n}\n"
-
-
-def _shaped(spec: ScriptSpec, n: int, *, array: bool, any_nodes: bool) -> ScriptSpec:
-    """The request with nodes and ranks per node for ``n`` workers, or for one job of an array."""
-    ranks, nodes, gpus = spec.ntasks_per_node, spec.nodes, spec.gpus_per_node
-    if array:
-        ranks = ranks or gpus or 1
-    elif any_nodes:
-        ranks = ranks or gpus or n
-        nodes = max(1, n // ranks)
-    return replace(spec, nodes=nodes, ntasks_per_node=ranks or max(1, n // nodes))
-
-
-def _start_here(run: Run, n: int, spec: ScriptSpec) -> RunJob:
-    """Start ``n`` workers in a process of their own, which leaves with this one."""
-    argv = [sys.executable, "-Pm", "hpc_toolkit", "work", str(run.root.absolute())]
-    argv += ["--workers", str(n), *([f"--deadline={spec.time}s"] if spec.time else [])]
-    environ = without_rank()
-    # A notebook may itself run in an srun step; its local workers are not ranks of that step.
-    environ.pop("SLURM_STEP_ID", None)
-    if spec.gpus_per_node is not None:
-        environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus()[: spec.gpus_per_node])
-    now = time.time()
-    run.paths.jobs.mkdir(exist_ok=True)
-    log = run.paths.jobs / f"local-{now:.3f}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            argv,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            # A notebook's interrupt reaches its kernel's process group, and is not for workers.
-            process_group=0,
-            # It only makes a system call, which is safe beside threads.
-            preexec_fn=partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509
-        )
-    job = RunJob(
-        job=str(process.pid),
-        name=spec.job_name,
-        by=own_login(),
-        cwd=str(log.parent),
-        log=log.name,
-        submitted=round(now, 3),
-        workers=n,
-        local=True,
-    )
-    _PROCESSES[job.job] = process
-    record_job(run.paths, job)
-    return job
 
 
 class WorkerJobs:
@@ -270,7 +146,7 @@ class WorkerJobs:
         """
         for job in (job for job in self.jobs if job.local):
             if local_state(job) == RUNNING:
-                _PROCESSES[job.job].terminate()
+                PROCESSES[job.job].terminate()
             elif local_state(job) == UNKNOWN and self.living():
                 all_of_them = f"'hpctk drain {self.run.root}' asks all workers of the run to leave"
                 note(f"job {job.job} is not ours to end: {all_of_them}")
@@ -325,17 +201,9 @@ class WorkerJobs:
         return f"{status_html(self.status())}<table>{rows}</table>"
 
 
-def local_state(job: RunJob) -> str:
-    """``RUNNING``, ``FINISHED``, ``INTERRUPTED``, or "unknown" if another process started it."""
-    process = _PROCESSES.get(job.job)
-    if process is None:
-        return UNKNOWN
-    return {None: RUNNING, 0: FINISHED}.get(process.poll(), "INTERRUPTED")
-
-
 def _ending(job: RunJob, record: JobRecord | None, logs: list[Path]) -> str:
     state = local_state(job) if record is None else record.state
-    code = _PROCESSES[job.job].returncode if job.job in _PROCESSES else None
+    code = PROCESSES[job.job].returncode if job.job in PROCESSES else None
     code = code if record is None else record.exit_code
     ended = f", exit code {code}" if code else ""
     return printable(f"job {job.job}: {state}{ended}" + "".join(f"; see {log}" for log in logs))
@@ -398,3 +266,107 @@ class Page:
         frame = "width:100%;height:40rem;border:1px solid #757575"
         inner = html.escape(self.html)
         return f'<iframe sandbox="allow-scripts" style="{frame}" srcdoc="{inner}"></iframe>'
+
+
+@dataclass(slots=True)
+class _Wanted:
+    request: Submission | LocalRequest
+    jobs: WorkerJobs
+    count: int = 1
+    """How many of its jobs, or arrays, there must be."""
+    is_sent: bool = False
+
+    def is_of(self, job: RunJob) -> bool:
+        """Whether a job was submitted by this request, perhaps by an earlier process."""
+        if isinstance(self.request, LocalRequest):
+            return job.local and job.workers == self.request.n
+        # The name of the run's copy of a script has a checksum of its text.
+        names = {self.request.place(one).name for one in self.request.scripts}
+        return not job.local and job.script.rpartition("/")[2] in names
+
+
+class CallJobs:
+    """Jobs of workers for calls, which one thread requests, and another follows and ends."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._seen = Run(run.root, run.manifest)  # a view serves one thread
+        self._wanted: list[_Wanted] = []
+        self._look_at, self._noted = time.monotonic() + _SILENT_S, False
+
+    def want(
+        self,
+        n: int | None,
+        cluster: str | Cluster | None,
+        resources: Resources,
+        *,
+        array: bool,
+        again: bool,
+    ) -> WorkerJobs:
+        """Check a request, which :meth:`send` sends; ``again``: beside equal ones before it."""
+        request = requested_workers(self._run, n, cluster, array, resources)
+        found = next((one for one in self._wanted if one.request == request), None)
+        if found is None:
+            found = _Wanted(request, WorkerJobs(self._run, []))
+            self._wanted.append(found)
+        else:
+            found.count += again
+        found.is_sent = False
+        return found.jobs
+
+    def send(self) -> None:
+        """Submit what was requested, but for jobs that wait or run already.
+
+        Raises RunError, SlurmError: it is not known what was submitted before, or Slurm refused.
+        """
+        for wanted in (one for one in self._wanted if not one.is_sent):
+            known = [job for job in read_jobs(self._run.paths) if wanted.is_of(job)]
+            queued = {
+                one.record.array or one.record.id
+                for one in queued_jobs(job for job in known if not job.local)
+                if not one.foreign
+            }
+            live = [job for job in known if job.job in queued or local_state(job) == RUNNING]
+            each = 1 if isinstance(wanted.request, LocalRequest) else len(wanted.request.scripts)
+            if live:
+                ids = ", ".join(job.job for job in live)
+                note(f"{self._run.root} has job {ids} of this request: it is not sent again")
+            wanted.jobs.jobs[:] = live
+            for _ in range(wanted.count - len(live) // each):
+                wanted.jobs.jobs += send_request(self._run, wanted.request)
+            wanted.is_sent = True
+        self._look_at, self._noted = time.monotonic() + _SILENT_S, False
+
+    @property
+    def _jobs(self) -> WorkerJobs:
+        return WorkerJobs(self._seen, [job for one in self._wanted for job in one.jobs.jobs])
+
+    def line(self) -> str:
+        """The workers and the time left, or what the jobs wait for."""
+        now = self._jobs.status()
+        return now.reason if not now.workers.alive else one_line(now).partition("; ")[2]
+
+    def look(self, shown: Path, since: float) -> None:
+        """Say how the jobs ended if no worker is left, and there is no result ``since`` a time."""
+        if self._noted or time.monotonic() < max(self._look_at, since + _SILENT_S):
+            return
+        self._look_at = time.monotonic() + _SILENT_S
+        jobs = self._jobs
+        if jobs.jobs and jobs.are_over() and not jobs.living():
+            self._noted = True
+            states = ", ".join(f"{job} {state}" for job, state in jobs.states().items())
+            hint = "the same call of slurm() sends another, also when the script is started again"
+            note(f"{shown}: calls are left, and its jobs have ended ({states}); {hint}")
+
+    def end(self) -> None:
+        """Cancel jobs that have not started, and jobs whose workers have not."""
+        jobs = self._jobs.jobs
+        WorkerJobs(self._seen, [job for job in jobs if job.local]).cancel()
+        started = {
+            one.job
+            for one in self._seen.view.presences().values()
+            if one is not None and one.state != FINISHED
+        }
+        # Elements of an array are cancelled together: their workers have been asked to exit.
+        queued = queued_jobs(job for job in jobs if not job.local)
+        cancel_jobs(one for one in queued if one.record.waiting or one.record.id not in started)

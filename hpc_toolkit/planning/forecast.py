@@ -1,6 +1,6 @@
 """Forecast the time of the rest of a run on N workers.
 
-The durations of the items left are drawn many times (:mod:`hpc_toolkit.planning.durations`). Each
+The durations of the items left are drawn many times (:mod:`hpc_toolkit.planning.work`). Each
 draw is scheduled as the queue hands out units: a free worker takes the next unit of the group that
 it has loaded, else of the longest group that no worker has begun, else of the group with most work
 left. The intervals are those of the draws.
@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.durations import GuessedDurations, LearnedDurations
-from hpc_toolkit.planning.work import SURE, context
+from hpc_toolkit.planning.work import (
+    Chance,
+    Draw,
+    Floats,
+    Ints,
+    LearnedDurations,
+    StageWork,
+    Work,
+    context,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from hpc_toolkit.planning.durations import Draw, Floats, Ints
-    from hpc_toolkit.planning.work import Guess, StageWork, Work
-
+SURE = 0.95
+"""Probability with which a recommended time limit or number of nodes must be enough."""
 DRAWS = 100
 """Draws of each forecast; fewer for a run with very many units."""
 _FEWEST_DRAWS = 20
@@ -84,6 +88,43 @@ class Forecast:
     """Probability that all is done within the given time; None without a given time."""
     share: Interval | None = None
     """Share of the items left that are done within the given time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The user's guess of durations before any item has ended."""
+
+    seconds_per_item: float
+    load_s: float = 0.0
+    factor: float = 1.5
+    """In 9 of 10 cases the true means are within this factor, up or down; at least 1."""
+    spread: float = 0.5
+    """How much items differ: standard deviation of the logarithms of their seconds."""
+
+
+class GuessedDurations:
+    def __init__(self, stage: StageWork, guess: Guess) -> None:
+        self._guess = guess
+        self._counts = np.array([batch.count for batch in stage.batches])
+        self._loads = np.array([batch.loads for batch in stage.batches])
+
+    def draw(self, chance: Chance, drift: float) -> Draw:
+        """Draw each batch as a sum of log-normal items, which is nearly log-normal itself: a list
+        may have millions of items.
+        """
+        guess, counts = self._guess, self._counts
+        off = drift * np.exp(chance.normal(0.0, np.log(guess.factor) / 1.645, 2))
+        item_s = float(guess.seconds_per_item * off[0])
+        variance = math.expm1(guess.spread**2)
+        sd = np.sqrt(np.log1p(variance / counts))
+        batches = counts * item_s * np.exp(chance.normal(-(sd**2) / 2, sd))
+        count = int(counts.sum())
+        # The expected maximum of that number of log-normal items, approximately.
+        sigmas = math.sqrt(2.0 * math.log(count))
+        longest_s = item_s * math.exp(guess.spread * (sigmas - guess.spread / 2))
+        squares = count * item_s**2 * (1.0 + variance)
+        load_s = self._loads * guess.load_s * off[1]
+        return Draw(batches, load_s, longest_s, float(batches.sum()), squares)
 
 
 class Forecaster:

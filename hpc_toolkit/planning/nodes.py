@@ -1,4 +1,4 @@
-"""Nodes, and what a number of them takes for the rest of a run: time, jobs, cost and energy."""
+"""Nodes as a job gets them, and what a submission requests and costs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import ConfigError, RenderError
-from hpc_toolkit.planning.work import SURE
-from hpc_toolkit.slurm.clusters.choice import named_site
+from hpc_toolkit.errors import ConfigError, RenderError, near_miss
+from hpc_toolkit.queue.left import pending_by_growth
+from hpc_toolkit.slurm.clusters.choice import fitting_site, named_site
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, number_of_nodes, with_gpus
-from hpc_toolkit.system.quantities import HOUR_S, MINUTE_S, counted, format_duration, format_mem
+from hpc_toolkit.system.quantities import HOUR_S, counted, format_mem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from hpc_toolkit.planning.forecast import Forecast, Forecaster, Interval
+    from hpc_toolkit.queue.view import StageView
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
-
-_MARGIN = 1.1
-"""Factor from the time that is enough in 19 of 20 cases to the walltime to request."""
 
 _MUCH_MIB = 256 * 1024
 """Memory of a node that many sites do not have."""
@@ -67,6 +64,43 @@ class Node:
             watts=_sum(site.watts_per_node, site.watts_per_gpu, gpus),
             currency=site.currency,
         )
+
+
+def site_for(
+    cluster: Cluster,
+    worker: Worker,
+    partition: str | None,
+    *,
+    nodes: int,
+    gpus: int | None,
+    gpu_type: str | None,
+    time_s: int | None = None,
+) -> Cluster:
+    """Return the cluster as a job sees it: the facts and the prices of its partition, and the kinds
+    of nodes that the request fits.
+
+    ``partition`` may name several; None is the first that takes the job. Raises ConfigError for a
+    partition that the file does not list, and RenderError for a request beyond its limits.
+    """
+    names = tuple(partition.split(",")) if partition else ()
+    known = [one.name for one in cluster.partitions]
+    if unknown := [one for one in names if one not in known]:
+        message = f"--partition: {cluster.name} lists no partition {unknown[0]}"
+        hint = near_miss(unknown[0], known) if known else f"describe it in {cluster.file}"
+        raise ConfigError(message, hint=hint)
+    first = named_site(cluster, names[0] if names else None)
+    each = worker.per_node or 1
+    needs = Needs(
+        nodes=nodes,
+        gpus_per_node=gpus if gpus is not None else with_gpus(first, None).gpus_per_node or 0,
+        cpus=(worker.cores or 1) * each,
+        mem_mib=(worker.mem_mib or 0) * each,
+        time_s=time_s or 0,
+        gpu_type=gpu_type,
+    )
+    site = fitting_site(cluster, names, needs)
+    # Facts without kinds stay so: they may leave the number of GPUs open.
+    return replace(site, kinds=site.kinds if first.kinds else (), partitions=())
 
 
 def node_of(
@@ -132,73 +166,6 @@ def _workers(site: Cluster, worker: Worker, gpus: int) -> tuple[int, str]:
         hint = "reduce the resources per worker, or choose another cluster with --cluster"
         raise ConfigError(message, hint=hint)
     return fit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One number of nodes with its forecast and its costs."""
-
-    nodes: int
-    forecast: Forecast
-    node_hours: Interval
-    gpu_hours: Interval | None
-    cost: Interval | None
-    energy_kwh: Interval | None
-    ask_s: int
-    """The time limit to request in seconds: enough in 19 of 20 cases, or the limit of one job."""
-    in_a_row: int
-    """Jobs in a row that finish the work in 19 of 20 cases: 1, or more if a limit cuts it; 0: the
-    limit leaves no room for an item."""
-
-
-def choose(
-    forecaster: Forecaster,
-    node: Node,
-    nodes: int,
-    *,
-    limit_s: int | None = None,
-    within_s: float | None = None,
-) -> Choice:
-    """Forecast the work on a number of nodes that begin now.
-
-    If the time limit of one job is too short, several jobs follow each other. Their number is
-    enough in 19 of 20 cases.
-    """
-    from hpc_toolkit.planning.forecast import START_S  # numpy is slow to import
-
-    workers = nodes * node.workers
-    forecast = forecaster.forecast(workers, within_s=within_s)
-    ask_s, in_a_row = _round_up(forecast.sure_s * _MARGIN + START_S), 1
-    if limit_s is not None and ask_s > limit_s:
-        forecast = forecaster.forecast(workers, limit_s=limit_s, within_s=within_s)
-        ask_s, in_a_row = limit_s, forecast.sure_jobs
-    hours = forecast.time_s.times(nodes / HOUR_S)
-    price, watts = node.price_per_hour, node.watts
-    return Choice(
-        nodes=nodes,
-        forecast=forecast,
-        node_hours=hours,
-        gpu_hours=hours.times(node.gpus) if node.gpus else None,
-        cost=None if price is None else hours.times(price),
-        energy_kwh=None if watts is None else hours.times(watts / 1000.0),
-        ask_s=ask_s,
-        in_a_row=in_a_row,
-    )
-
-
-def _round_up(seconds: float) -> int:
-    """Round up to 5 minutes up to 2 hours, to 15 minutes up to a day, and to hours beyond."""
-    step = 5 * MINUTE_S if seconds <= 2 * HOUR_S else 15 * MINUTE_S
-    step = HOUR_S if seconds > 24 * HOUR_S else step
-    return math.ceil(seconds / step) * step
-
-
-def recommended(choices: Sequence[Choice]) -> Choice | None:
-    """Return the choice with the fewest node-hours that is done in time in 19 of 20 cases; None
-    without such a choice, or if no time was given.
-    """
-    able = [one for one in choices if one.in_a_row and (one.forecast.within or 0.0) >= SURE]
-    return min(able, key=lambda one: (one.node_hours.median, one.nodes), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +281,29 @@ def asked_line(ask: Ask) -> str:
     return f"{each} {ask.needs}: up to {costs(ask, hours)}{together}{remarks}"
 
 
+def unmet_by(node: Node, time_s: float | None, stages: Mapping[str, StageView]) -> list[str]:
+    """Return warnings of stages whose items no worker of jobs of ``time_s`` could hold.
+
+    What is not known of a node, free names and features are left out.
+    """
+    found = []
+    for name, stage in stages.items():
+        if not (stage.spec.needs or stage.retry) or stage.complete:
+            continue
+        from hpc_toolkit.system.needs import needs_after, unmet  # few runs have needs
+
+        each = {"gpus": node.gpus, "cpus": node.cpus, "memory": node.mem_mib and node.mem_mib << 20}
+        has = {key: one / node.workers for key, one in each.items() if one is not None}
+        has["time"] = math.inf if time_s is None else time_s
+        for growth in pending_by_growth(stage):
+            needs = needs_after(stage.spec, growth)
+            if why := unmet({key: one for key, one in needs.items() if key in has}, [has]):
+                some = "some of " if growth else ""
+                why = why.replace("no worker", "no worker of this job")
+                found.append(f"stage {name}: {some}its items {why}")
+    return found
+
+
 def costs(ask: Ask, node_hours: float) -> str:
     """Return node-hours or GPU-hours, with their price if it is known."""
     gpus, price = ask.node.gpus, ask.node.price_per_hour
@@ -323,7 +313,3 @@ def costs(ask: Ask, node_hours: float) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def span(interval: Interval, shown: Callable[[float], str] = format_duration) -> str:
-    return f"{shown(interval.low)} to {shown(interval.high)}"

@@ -1,24 +1,102 @@
-"""The plan of the rest of a run, and the same plan as text, as a Markdown page or as a picture."""
+"""The plan of the rest of a run: what numbers of nodes take in time, jobs, cost and energy."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.planning.forecast import DRAWS, Forecaster, Interval
-from hpc_toolkit.planning.nodes import choose, number, recommended, span
-from hpc_toolkit.planning.timeleft import FORMAT
-from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.planning.forecast import (
+    DRAWS,
+    START_S,
+    SURE,
+    Forecast,
+    Forecaster,
+    Guess,
+    Interval,
+)
+from hpc_toolkit.planning.nodes import Node, number
+from hpc_toolkit.planning.work import Batch, StageWork, Work
+from hpc_toolkit.queue.units import cut_spans
+from hpc_toolkit.slurm.clusters.facts import Cluster
+from hpc_toolkit.system.quantities import (
+    HOUR_S,
+    MINUTE_S,
+    counted,
+    format_duration,
+    format_walltime,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+_MARGIN = 1.1
+"""Factor from the time that is enough in 19 of 20 cases to the walltime to request."""
 
-    from hpc_toolkit.planning.forecast import Forecast
-    from hpc_toolkit.planning.nodes import Choice, Node
-    from hpc_toolkit.planning.work import Guess, Work
-    from hpc_toolkit.slurm.clusters.facts import Cluster
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One number of nodes with its forecast and its costs."""
+
+    nodes: int
+    forecast: Forecast
+    node_hours: Interval
+    gpu_hours: Interval | None
+    cost: Interval | None
+    energy_kwh: Interval | None
+    ask_s: int
+    """The time limit to request in seconds: enough in 19 of 20 cases, or the limit of one job."""
+    in_a_row: int
+    """Jobs in a row that finish the work in 19 of 20 cases: 1, or more if a limit cuts it; 0: the
+    limit leaves no room for an item."""
+
+
+def choose(
+    forecaster: Forecaster,
+    node: Node,
+    nodes: int,
+    *,
+    limit_s: int | None = None,
+    within_s: float | None = None,
+) -> Choice:
+    """Forecast the work on a number of nodes that begin now.
+
+    If the time limit of one job is too short, several jobs follow each other. Their number is
+    enough in 19 of 20 cases.
+    """
+    workers = nodes * node.workers
+    forecast = forecaster.forecast(workers, within_s=within_s)
+    ask_s, in_a_row = _round_up(forecast.sure_s * _MARGIN + START_S), 1
+    if limit_s is not None and ask_s > limit_s:
+        forecast = forecaster.forecast(workers, limit_s=limit_s, within_s=within_s)
+        ask_s, in_a_row = limit_s, forecast.sure_jobs
+    hours = forecast.time_s.times(nodes / HOUR_S)
+    price, watts = node.price_per_hour, node.watts
+    return Choice(
+        nodes=nodes,
+        forecast=forecast,
+        node_hours=hours,
+        gpu_hours=hours.times(node.gpus) if node.gpus else None,
+        cost=None if price is None else hours.times(price),
+        energy_kwh=None if watts is None else hours.times(watts / 1000.0),
+        ask_s=ask_s,
+        in_a_row=in_a_row,
+    )
+
+
+def _round_up(seconds: float) -> int:
+    """Round up to 5 minutes up to 2 hours, to 15 minutes up to a day, and to hours beyond."""
+    step = 5 * MINUTE_S if seconds <= 2 * HOUR_S else 15 * MINUTE_S
+    step = HOUR_S if seconds > 24 * HOUR_S else step
+    return math.ceil(seconds / step) * step
+
+
+def recommended(choices: Sequence[Choice]) -> Choice | None:
+    """Return the choice with the fewest node-hours that is done in time in 19 of 20 cases; None
+    without such a choice, or if no time was given.
+    """
+    able = [one for one in choices if one.in_a_row and (one.forecast.within or 0.0) >= SURE]
+    return min(able, key=lambda one: (one.node_hours.median, one.nodes), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +109,6 @@ class Plan:
     run: str
     at: float
     items: int
-    """Items without a result."""
     done: int
     sealed: bool
     seen: int
@@ -45,7 +122,6 @@ class Plan:
     largest_s: float
     useful_workers: int
     ungrouped: bool
-    """Whether a stage has no groups."""
     node: Node
     cluster: str
     now: Forecast | None
@@ -57,7 +133,26 @@ class Plan:
     assumed: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
+        return {"format": 1, **asdict(self)}
+
+
+def typed_work(items: int, groups: int = 1) -> Work:
+    """Return the work of a run that does not exist yet, with groups of about equal size."""
+    size, more = divmod(items, groups)
+    ends = [size * number + min(number, more) for number in range(1, groups + 1)]
+    spans = [(first, end - first) for first, end in zip([0, *ends], ends, strict=False)]
+    batches = []
+    for first, count in cut_spans(spans if groups > 1 else None, items):
+        group = bisect_right(ends, first)
+        loads = bisect_right(ends, first + count - 1) - group + 1
+        batches.append(Batch(f'"#{group}"' if groups > 1 else "", first, count, loads))
+    stage = StageWork(
+        name="items",
+        group_by="group" if groups > 1 else None,
+        left=({},) * items,  # one object, since a list may have millions of items
+        batches=tuple(batches),
+    )
+    return Work(run="", at=0.0, stages=(stage,))
 
 
 def make_plan(
@@ -81,8 +176,7 @@ def make_plan(
     """
     if not work.left:
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
-        hint = "'hpctk plan RUN --check FILE.json' compares a saved plan with what happened"
-        raise RunError(message, hint=hint)
+        raise RunError(message, hint="a plan needs items without a result: 'hpctk add' adds some")
     whole = work.left
     work = _known(work, guess)
     forecaster = Forecaster(work, guess, draws=draws)
@@ -127,11 +221,15 @@ def _known(work: Work, guess: Guess | None) -> Work:
     return replace(work, stages=tuple(known), assumed=(said,))
 
 
+def span(interval: Interval, shown: Callable[[float], str] = format_duration) -> str:
+    return f"{shown(interval.low)} to {shown(interval.high)}"
+
+
 def basis(plan: Plan) -> list[str]:
     are, have = ("is" if plan.items == 1 else "are"), ("has" if plan.done == 1 else "have")
     said = [f"{counted(plan.items, 'item')} {are} left, {plan.done:,} {have} a result."]
     if plan.coming:
-        said.append(f"{plan.coming:,} of those left the campaign has not requested yet.")
+        said.append(f"{plan.coming:,} of those left are to be added later.")
     said += plan.assumed
     if not plan.sealed:
         said.append("The list is open: items that come later are not in these numbers.")
@@ -237,13 +335,8 @@ def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
         yield "  ".join(map(str.ljust, row, widths)).rstrip()
 
 
-def _piped(head: list[str], rows: list[list[str]]) -> Iterable[str]:
-    for row in [head, ["---"] * len(head), *rows]:
-        yield f"| {' | '.join(row)} |"
-
-
-def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list[str]:
-    """Format a plan for a terminal; ``table`` formats the head and the rows of a table."""
+def as_lines(plan: Plan) -> list[str]:
+    """Format a plan for a terminal."""
     lines = [*advised(plan), *basis(plan)]
     if plan.now is not None:
         now = plan.now
@@ -252,55 +345,5 @@ def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list
             text += f"; {now.within:.0%} to be done within the limit"
         lines += ["", f"As it goes on now, on {counted(now.workers, 'worker')}: {text}"]
     if plan.choices:
-        lines += ["", *table(*_table_rows(plan)), "", *_sentences(plan)]
+        lines += ["", *_aligned(*_table_rows(plan)), "", *_sentences(plan)]
     return lines
-
-
-def as_markdown(plan: Plan) -> str:
-    lines = [f"# Plan of {plan.run or 'a run to come'}", "", *as_lines(plan, _piped)]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def plan_svg(plan: Plan) -> str:
-    """Draw time against nodes: the median, both ends of the interval, and a given limit.
-
-    Raises ConfigError for a plan without numbers of nodes.
-    """
-    # Only here, because few plans are drawn.
-    from hpc_toolkit.report.axes import Axis, log_span_ticks
-    from hpc_toolkit.report.charts import Plot, Series, plots
-    from hpc_toolkit.report.figures import COLOURS, DASHED
-
-    if not plan.choices:
-        raise ConfigError("without --nodes there is nothing to draw", hint="add --nodes 1,2,4,8")
-    nodes = [float(one.nodes) for one in plan.choices]
-    ends = {"in 19 of 20 cases below": "high", "median": "median", "in 19 of 20 cases above": "low"}
-    series = [
-        Series(
-            name=name,
-            points=[(one.nodes, getattr(one.forecast.time_s, end)) for one in plan.choices],
-            colour=COLOURS[0],
-            style="" if end == "median" else DASHED,
-            dotted=end == "median",
-        )
-        for name, end in ends.items()
-    ]
-    if plan.within_s:
-        limit = [(min(nodes), plan.within_s), (max(nodes), plan.within_s)]
-        series.append(Series(name="limit", points=limit, colour=COLOURS[1]))
-    seconds = [max(time_s, 1e-3) for line in series for _, time_s in line.points]
-    up = Axis(min(seconds) / 1.2, max(seconds) * 1.2, log=True)
-    plot = Plot(
-        x="nodes, and node-hours",
-        y="time to finish",
-        across=Axis(min(nodes), max(*nodes, min(nodes) + 1), log=True),
-        up=up,
-        columns=[
-            (one.nodes, f"{one.nodes}\n{number(one.node_hours.median)} h") for one in plan.choices
-        ],
-        rows=log_span_ticks(up.low, up.high),
-        series=series,
-    )
-    said = (f"{counted(one.nodes, 'node')}: {span(one.forecast.time_s)}" for one in plan.choices)
-    title = f"Time to finish {counted(plan.items, 'item')}"
-    return plots(title, "; ".join(said), [plot]).svg

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE, left_over, read_decisions
+from hpc_toolkit.bandit import Pull
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, left_over, read_decisions
 from hpc_toolkit.campaign.search import as_decided
-from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, read_settings
+from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, Campaign, read_settings
 from hpc_toolkit.planning.work import Batch, Seen, StageWork, Work, context
 from hpc_toolkit.queue.affinity import group_key
+from hpc_toolkit.queue.followingitems import following
+from hpc_toolkit.queue.items import Item
+from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.queue.units import Unit
+from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.explain import unit_items
-from hpc_toolkit.results.journals import ATTEMPTS, records_of
-from hpc_toolkit.results.workers import clocks_off, living_workers
+from hpc_toolkit.results.workers import ATTEMPTS, clocks_off, living_workers, records_of
+from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.quantities import HOUR_S, counted
 from hpc_toolkit.system.ranks import boot_id, host_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpc_toolkit.bandit import Pull
-    from hpc_toolkit.campaign.decisions import Decision
-    from hpc_toolkit.campaign.settings import Campaign
-    from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.units import Unit
-    from hpc_toolkit.queue.view import RunView, StageView
-    from hpc_toolkit.system.clock import Clock
-
 
 _ROUNDS = 10
 """The last rounds of a search, whose pauses are those to expect."""
@@ -169,14 +163,15 @@ def read_work(
         journals[worker].read(view, stages)
     ages = {name: _age_s(clock, seen.get(name), journals[name]) for name in alive}
     total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
-    known = tuple(_work(stage, journals, ages) for stage in stages.values())
+    known = _with_following(view, [_work(stage, journals, ages) for stage in stages.values()])
     work = Work(
         run=given,
         at=clock.wall(),
         stages=known,
         workers={name: journals[name].loaded for name in sorted(alive)},
-        done=total - sum(len(stage.left) for stage in known),
-        sealed=campaign is not None or all(stage.log.sealed for stage in view.stages.values()),
+        done=total - sum(len(stage.left) - stage.coming for stage in known),
+        sealed=campaign is not None
+        or all(stage.log.sealed or stage.spec.after for stage in view.stages.values()),
     )
     if campaign is not None:
         work = _with_rest(work, view, campaign, stages[TASKS])
@@ -229,6 +224,20 @@ def _work(stage: _Stage, journals: dict[str, _Journal], ages: dict[str, float]) 
         attempts=stage.attempts,
         retried=stage.retried,
     )
+
+
+def _with_following(view: RunView, stages: list[StageWork]) -> tuple[StageWork, ...]:
+    """Add the items that items left will make, one each; how many others make is not known."""
+    found: dict[str, StageWork] = {}
+    for stage in stages:
+        spec = view.stages[stage.name].spec
+        made = stage
+        if spec.after == (stage.name,):
+            made = stage.with_rounds(following(view)[stage.name].rounds())
+        elif spec.after and spec.by is None and (before := found[spec.after[0]]).left:
+            made = stage.with_rounds([[{**item} for item in before.left]])
+        found[stage.name] = made
+    return tuple(found.values())
 
 
 def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stage) -> Work:

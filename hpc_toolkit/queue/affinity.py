@@ -14,12 +14,11 @@ import json
 import re
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from hpc_toolkit.queue.units import Unit
 
 _WINDOW = 16
@@ -188,10 +187,7 @@ class FreshUnits:
         return bisect_right(units, at, key=lambda unit: unit.first) - 1
 
     def _choose_group(
-        self,
-        loaded: str | None,
-        weight_of: Callable[[str], float],
-        kind_of: Callable[[Unit], int],
+        self, loaded: str | None, weight_of: Callable[[str], float], kind_of: Callable[[Unit], int]
     ) -> Unit:
         if loaded in self._groups:
             key = loaded

@@ -13,6 +13,7 @@ from hpc_toolkit.system.record import Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hpc_toolkit.queue.following import Following
     from hpc_toolkit.queue.leases import Liveness, Verdict
     from hpc_toolkit.queue.pacing import Pacing
     from hpc_toolkit.queue.units import Unit
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
 _LISTING_S = 0.5
+_FORMERS = 50
+"""Names of this worker with journals that are read before it takes a unit back."""
 _FULL_EVERY = 16
 """One scan in this many reads every journal; a smaller part if there are many journals."""
 
@@ -53,13 +56,24 @@ class Picker(Record, frozen=False, stateful=True):
     rank: int = 0
     world_size: int = 1
     restarted: bool = False
+    holds: Callable[[StageView, int], bool] = lambda _stage, _growth: True
+    """Whether the worker has what items of a stage need whose needs grew this number of times."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.worker)
+        self._preferred = sorted(
+            self.view.stages.items(), key=lambda pair: -(pair[1].spec.priority or 0)
+        )
         self._fresh = {
             name: FreshUnits(self.worker, self.rank, self.world_size) for name in self.view.stages
         }
         self._known = dict.fromkeys(self.view.stages, 0)
+        self.following: list[Following] = []
+        """The stages whose items are made of results of others."""
+        if any(stage.spec.after for stage in self.view.stages.values()):
+            from hpc_toolkit.queue.followingitems import following  # few runs have such stages
+
+            self.following = list(following(self.view).values())
         self._listed_at = float("-inf")
         self._dead: list[str] = []
         """Workers that were found dead and not yet helped."""
@@ -137,9 +151,11 @@ class Picker(Record, frozen=False, stateful=True):
         the loaded group.
         """
         self.polled = 0
-        for name, stage in self.view.stages.items():
+        for name, stage in self._preferred:
             if news:
                 self._take_in(name, stage)
+            if not self.holds(stage, 0):
+                continue
             group = loaded[1] if loaded[0] == name else None
             units = self._fresh[name]
             while elsewhere or units.has(group):
@@ -160,7 +176,7 @@ class Picker(Record, frozen=False, stateful=True):
         return units.next_group(stage.group_of(assignment.unit), stage.durations.precedence)
 
     def _take_in(self, name: str, stage: StageView) -> None:
-        if stage.complete:
+        if stage.complete and (not stage.spec.after or self.view.complete):
             return  # only a retry can follow, and the next scan sees it
         self.polled += 1
         stage.poll_log(hinted=self.shared and stage.log.length > 0)
@@ -190,8 +206,30 @@ class Picker(Record, frozen=False, stateful=True):
 
     @property
     def reported_complete(self) -> bool:
-        """Whether every stage is complete, as this or another worker saw (rule R9)."""
-        return all(s.complete or s.log.reported_complete for s in self.view.stages.values())
+        """Whether every stage is complete, as this or another worker saw (rules R9, R17)."""
+        stages = self.view.stages.values()
+        if not self.following:
+            return all(s.complete or s.log.reported_complete for s in stages)
+        # A report is of all stages, and only what this worker read shows whether items are to come.
+        reported = (s.log.reported_complete or (s.complete and not s.spec.after) for s in stages)
+        return all(reported) or (self.view.complete and all(one.is_over for one in self.following))
+
+    @property
+    def is_left_to_others(self) -> bool:
+        """Whether items are left, and none that this worker can hold is or will be there."""
+        stages = self.view.stages.values()
+        beyond = {name for name, stage in self.view.stages.items() if self._is_beyond(stage)}
+        return bool(beyond) and all(one.complete or one.paths.name in beyond for one in stages)
+
+    def _is_beyond(self, stage: StageView) -> bool:
+        """Whether this worker holds none of the items that are or will be pending in a stage."""
+        if not self.holds(stage, 0):
+            return True
+        units = stage.state.open if stage.spec.retry and stage.log.sealed else ()
+        return bool(units) and not any(self._holds_some(stage, unit) for unit in units)
+
+    def _holds_some(self, stage: StageView, unit: str) -> bool:
+        return any(self.holds(stage, growth) for growth in stage.state.growths(unit))
 
     def notice_deaths(self, at_most: int | None = None) -> None:
         """Look for dead workers, whose units come first; ``at_most`` as in :meth:`Watch.look`."""
@@ -255,16 +293,34 @@ class Picker(Record, frozen=False, stateful=True):
     def _take_free(
         self, among: Callable[[StageView], Iterable[str]] = lambda stage: stage.state.open
     ) -> Assignment | None:
-        for stage in self.view.stages.values():
+        for stage in (stage for _, stage in self._preferred if self.holds(stage, 0)):
             # Sorted, because the order of a set differs by process; chance must come from the seed.
             units, claimed = stage.state.open, stage.claims.newest
             names = sorted(name for name in among(stage) if name in units and name in claimed)
             self._random.shuffle(names)
             for name in names:
-                assignment = self._try_takeover(stage, name)
+                held = self._holds_some(stage, name)
+                assignment = self._try_takeover(stage, name) if held else None
                 if assignment is not None:
                     return assignment
         return None
+
+    def take_back(self, stage_name: str, name: str, formers: list[str]) -> Assignment | None:
+        """Claim the next generation of a unit that former names of this worker held.
+
+        None: another worker was faster, or nothing of it is pending.
+        """
+        stage = self.view.stages[stage_name]
+        self._owners.clear()
+        stage.poll_log()
+        stage.claims.refresh()
+        # Names that could not claim anything may have written results of the names before.
+        owners = {stage.owner(name, n) for n in range(1, stage.claims.generation(name) + 1)}
+        for worker in (*formers[-_FORMERS:], *owners, self.worker):
+            self.view.poll_journal(worker)
+        if name not in stage.state.open or not self._holds_some(stage, name):
+            return None
+        return self._try_takeover(stage, name)
 
     def again(self, last: Assignment) -> Assignment | None:
         self._owners.clear()
@@ -272,7 +328,7 @@ class Picker(Record, frozen=False, stateful=True):
         # Earlier owners may have written meanwhile that an item of this unit kills.
         for generation in range(1, last.generation + 1):
             self.view.poll_journal(last.stage.owner(name, generation))
-        if name not in last.stage.state.open:
+        if name not in last.stage.state.open or not self._holds_some(last.stage, name):
             return None
         return self._try_takeover(last.stage, name)
 

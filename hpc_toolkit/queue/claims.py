@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hpc_toolkit.rundir import files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.rundir.layout import StagePaths
+from hpc_toolkit.rundir.layout import StagePaths
 
 _SUFFIX = ".lock"
 _FIRST = f".1{_SUFFIX}"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.record import Record, asdict
-
-if TYPE_CHECKING:
-    from hpc_toolkit.rundir.layout import RunPaths
 
 _DRAIN, _DEATHS, _SICK = "drain", "deaths", "sick"
 
 SUSPENDED = "suspended"
 """Explains a silence that may end; the lease decides when it counts as a death."""
+OUT_OF_MEMORY = "out of memory"
+"""Explains a death for which the suspected item is to blame."""
 
 
 class DeathNotice(Record, kw_only=True):
@@ -31,7 +31,8 @@ class DeathNotice(Record, kw_only=True):
     explained: str
     """What ended or suspended the job; "" if nothing explains the death.
 
-    ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue`` or ``suspended``.
+    ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue``, ``out of memory`` or
+    ``suspended``.
     """
 
     @property

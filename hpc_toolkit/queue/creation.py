@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.queue.items import check_items, encode_segment
+from hpc_toolkit.queue.items import Item, ItemLines, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir.layout import RunPaths
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from hpc_toolkit.queue.items import Item, ItemLines
-    from hpc_toolkit.rundir.layout import Manifest, StageSpec
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
 
 
 def segment_of(items: Iterable[Item] | ItemLines, stage: StageSpec) -> Iterator[bytes]:
@@ -51,9 +45,15 @@ def create_directory(
         paths.make([stage.name for stage in manifest.stages])
         for stage in manifest.stages:
             log = StageLog(paths.stage(stage.name))
-            if given := items.get(stage.name):
+            given = items.get(stage.name)
+            if given and stage.after:
+                from hpc_toolkit.queue.graph import GraphLines  # few lists have one
+
+                assert isinstance(given, GraphLines)
+                given.publish(log, stage)
+            elif given:
                 log.add_segment(segment_of(given, stage))
-            if sealed:
+            if sealed and not stage.after:
                 log.seal()
         if fill is not None:
             fill(paths)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from hpc_toolkit.errors import ItemsError, RunError, near_miss
-from hpc_toolkit.queue.units import MAX_UNIT, Unit, plan_units
+from hpc_toolkit.queue.units import MAX_UNIT, Unit, parse_header, plan_units
 from hpc_toolkit.system.jsonlines import (
     batches,
     decode,
@@ -19,10 +21,6 @@ from hpc_toolkit.system.jsonlines import (
     is_kept,
     without_collections,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
 Item = dict[str, Any]
 
@@ -164,20 +162,24 @@ def encode_segment(
     unit_size: int = MAX_UNIT,
     items_per_claim: int | None = None,
     kinds: Sequence[str] | None = None,
+    origins: list[Any] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[bytes]:
     """A segment: a header line, then the items' lines, with items of one group next to each other.
 
     ``unit_size``: maximum items per unit, 1 to :data:`MAX_UNIT`. ``items_per_claim``: the items of
     every unit except the last of a list or group; None: units get smaller towards the end.
     ``kinds``: the kind of each item, if kinds that appear first should be begun first; items of one
-    kind are then next to each other in their group. The header's ``units`` are [first item, count,
+    kind are then next to each other in their group. ``origins``: of what the items were made, in a
+    stage that follows another. ``numbers``: those of the items in a list whose items follow each
+    other. The header's ``units`` are [first item, count,
     byte offset after the header, group]; ``order``, present if items were moved, is the given
     position of each item.
     """
     given = items if isinstance(items, ItemLines) else ItemLines(items, group_by=group_by)
     lines, unit_size = given.lines, items_per_claim or unit_size
-    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
-    of_kind = [numbers[kind] for kind in kinds or ()]
+    known = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
+    of_kind = [known[kind] for kind in kinds or ()]
     order = _arrange(given, of_kind)
     groups = None if group_by is None else [given.groups[index] for index in order]
     units, offset = [], 0
@@ -199,6 +201,10 @@ def encode_segment(
         header["kinds"] = [of_kind[index] for index in order]
     if decision is not None:
         header["decision"] = decision
+    if origins is not None:
+        header["origins"] = origins
+    if numbers is not None:
+        header["numbers"] = [numbers[index] for index in order]
     yield encode(header).encode() + b"\n"
     for first, count in cut:
         yield b"".join([b"%s\n" % lines[index] for index in order[first : first + count]])
@@ -227,7 +233,7 @@ class Segment:
         """Number of its entry in the stage's log."""
         with path.open("rb") as file:
             first = file.readline()
-            header = _parse_header(first)
+            header = parse_header(first)
             body, size = len(first), file.seek(0, os.SEEK_END)
             # A reader on another host may see the file too short, and would cut the last unit.
             _, count, at, _ = header["units"][-1]
@@ -243,6 +249,11 @@ class Segment:
         """Given position of each item; None if the items keep their given order."""
         self.decision: dict[str, Any] | None = header.get("decision")
         """The coordinator's decision when it added this segment; None in other segments."""
+        self.origins: list[Any] = header.get("origins") or []
+        """In a stage that follows another: [entry, position] of each item before whose result made
+        items of this segment, or the values of each combination of keys."""
+        self.numbers: list[int] | None = header.get("numbers")
+        """Number of each item in a list whose items follow each other; None in other lists."""
         self._kinds: list[int] = header.get("kinds") or []
         rows = header["units"]
         self._starts = [*(body + row[2] for row in rows), size]
@@ -303,6 +314,11 @@ class Segment:
         hint = f"restore the file from a backup; 'hpctk doctor {run}' shows what else is damaged"
         return RunError(message, hint=hint)
 
+    def number(self, position: int) -> int:
+        """Number of an item as it was given: in its list, or in this segment."""
+        found = self.numbers or self.order
+        return position if found is None else found[position]
+
     def unit_of(self, item: int) -> Unit:
         return self.units[self._index(item)]
 
@@ -344,49 +360,3 @@ class UnitReader:
             self._segment = None
             with suppress(OSError):
                 os.close(self._fd)
-
-
-def _check_kinds(kinds: object, count: int) -> None:
-    if not isinstance(kinds, list) or any(type(kind) is not int for kind in kinds):
-        raise TypeError("its kinds are not a list of numbers")
-    if len(kinds) != count:
-        raise LookupError(f"it has {len(kinds)} kinds of {count!r} items")
-
-
-def _parse_header(line: bytes) -> dict[str, Any]:
-    """Parse and check the header of a segment.
-
-    Raises ValueError for a line that is not JSON, for example because a part is not visible yet;
-    LookupError or TypeError for JSON that is not the header of a segment.
-    """
-    try:
-        header: dict[str, Any] = json.loads(line)
-    except RecursionError as error:
-        raise TypeError(str(error)) from error
-    count, order = header["count"], header.get("order")
-    items = _check_units(header["units"], len(header["groups"]))
-    if items != count or (order is not None and len(order) != count):
-        raise LookupError(f"its units or their order are not those of {count!r} items")
-    if header.get("kinds") is not None:  # only segments of a search have kinds
-        _check_kinds(header["kinds"], count)
-    optional = ("decision", header.get("decision"), dict), ("group_by", header["group_by"], str)
-    for name, value, kind in optional:
-        if value is not None and not isinstance(value, kind):
-            raise TypeError(f"its {name} is {type(value).__name__}")
-    return header
-
-
-def _check_units(rows: list[list[int]], groups: int) -> int:
-    """Check that units follow each other without a gap; return the number of their items."""
-    first, behind, four = 0, -1, [int] * 4
-    for row in rows:
-        if list(map(type, row)) != four:
-            raise TypeError(f"unit {row!r} is not four numbers")
-        begin, count, at, group = row
-        # A gap or an overlap would give an item the result of another item.
-        if begin != first or count < 1 or at <= behind or (first == 0 and at != 0):
-            raise LookupError(f"unit {row!r} does not begin where the one before ends")
-        if not -1 <= group < max(1, groups):
-            raise LookupError(f"unit {row!r} is of a group that is not there")
-        first, behind = first + count, at
-    return first

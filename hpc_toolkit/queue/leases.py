@@ -11,27 +11,27 @@ import math
 import os
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from hpc_toolkit.errors import TRANSIENT
+from hpc_toolkit.queue.control import OUT_OF_MEMORY, DeathNotice
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeoutError
 from hpc_toolkit.rundir import files
-from hpc_toolkit.system.ranks import of_slurm
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.system.clock import Clock
+from hpc_toolkit.system.ranks import of_slurm, process_id
 from hpc_toolkit.system.record import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hpc_toolkit.queue.control import DeathNotice
-    from hpc_toolkit.rundir.layout import RunPaths
-    from hpc_toolkit.system.clock import Clock
 
 _LOCK_WITHIN_S = 60.0
 _LOCK_RETRY_S = 0.05
 _MISSED = 1.5
 """Heartbeats that a worker on another host must miss before its lock is tested."""
+
+POOL_ENDED = "end of its pool"
+"""Explains the death of a worker whose pool is gone too: no item ended that process."""
 
 DEFAULT_LEASE_S = 180.0
 """Seconds without a new heartbeat after which an owner counts as dead if locks prove nothing."""
@@ -49,7 +49,7 @@ class Verdict(Record):
     finished: bool = False
     """It exited by itself and all its lines are synced."""
     evidence: str = ""
-    """What showed a death: ``lock``, ``lease`` or ``slurm``."""
+    """What showed a death: ``lock``, ``lease`` or ``slurm``, perhaps with ``, out of memory``."""
     explained: str = ""
     """Reason of a death (``drain``, ``node failure``, ...); no item is suspected then."""
     host: str = ""
@@ -120,7 +120,8 @@ class Liveness:
         verdict = self._judge(worker, presence)
         # The state "finished" is final, and so is a freed lock within one mount. A silence may end,
         # and a server frees the locks of a host that it cannot reach.
-        freed = verdict.evidence == "lock" and presence is not None and self._is_near(presence)
+        lock = verdict.evidence.startswith("lock")
+        freed = lock and presence is not None and self._is_near(presence)
         if verdict.finished or freed:
             seen.final = verdict
         return verdict
@@ -212,6 +213,8 @@ class Liveness:
         if not evidence:
             return Verdict(alive=True)
         explained = self._explanation(presence)
+        if explained == OUT_OF_MEMORY:
+            evidence, explained = f"{evidence}, {explained}", ""
         return Verdict(alive=False, evidence=evidence, explained=explained, host=presence.host)
 
     def _evidence(self, worker: str, presence: Presence) -> str:
@@ -261,7 +264,20 @@ class Liveness:
         notice = self._notice_of(presence)
         if notice is not None:
             return notice.explained
-        return "requeue" if self._was_requeued(presence) else ""
+        if self._was_requeued(presence):
+            return "requeue"
+        return POOL_ENDED if self._lost_its_pool(presence) else ""
+
+    def _lost_its_pool(self, presence: Presence) -> bool:
+        """Whether the pool of a dead worker is gone too, such as after ``kill -9`` of a script.
+
+        A pool outlives its workers, and starts a new one for each that an item kills.
+        """
+        if not (presence.pool and self._is_near(presence)):
+            return False
+        pid, _, namespace = presence.pool
+        now = process_id(pid)
+        return namespace == now[2] and presence.pool != now
 
     def _was_requeued(self, presence: Presence) -> bool:
         # Slurm restarts a job only when its earlier processes are gone, or their node is lost.
@@ -303,15 +319,22 @@ def presence_of(paths: RunPaths, worker: str, probes: Probes) -> Presence | None
 class WorkerLock:
     """The lock that a worker holds until its process ends, however it ends.
 
-    Other processes see by the free lock that the worker has ended. A worker that cannot get the
-    lock works without it, and only the lease shows its death.
+    Other processes see by the free lock that the worker has ended. A worker whose filesystem has
+    no locks works without one, and only the lease shows its death.
     """
 
     def __init__(self, path: Path) -> None:
+        """Raises OSError: the lock is free, and could be held later; others would see a death."""
         self._fd = -1
-        with suppress(OSError):
+        try:
             self._fd = files.open_or_create(path, os.O_RDWR | os.O_NOFOLLOW)
             self._take()
+        except OSError as error:
+            self.close()
+            if error.errno in TRANSIENT:
+                raise
+            with suppress(OSError):  # the next test of the lock may be answered: it is free
+                path.unlink()
 
     def _take(self) -> None:
         give_up_at = time.monotonic() + _LOCK_WITHIN_S
@@ -320,15 +343,19 @@ class WorkerLock:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # another process is testing the lock
                 if time.monotonic() > give_up_at:
-                    return
+                    raise
                 time.sleep(_LOCK_RETRY_S)
             else:
                 return
 
-    def release(self) -> None:
-        """Release the lock before the process ends; OSError if the file server refuses."""
+    def close(self) -> None:
+        """Release the lock before the process ends."""
         if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            fd, self._fd = self._fd, -1
+            with suppress(OSError):  # closing releases it too, unless a child has the descriptor
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            with suppress(OSError):
+                os.close(fd)
 
 
 def lock_is_free(paths: RunPaths, worker: str) -> bool:

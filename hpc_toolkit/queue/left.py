@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.queue.presence import FINISHED, Presence
+from hpc_toolkit.system.clock import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.system.clock import Clock
+    from hpc_toolkit.queue.view import RunView, StageView
 
 _LOOK_S = 0.5
 
@@ -26,6 +25,8 @@ class Left(NamedTuple):
     """Whether all items are finished and none can be added."""
     elsewhere: int
     """``items`` if living workers of other jobs hold every one of them; else 0."""
+    beyond: int = 0
+    """Those of ``items`` that need more than any worker of this job has had."""
 
 
 def what_is_left(
@@ -57,7 +58,38 @@ def what_is_left(
     if items and sum(held[owner] for owner in others) == items:
         living = _watched(view, clock, others, watch_s, pause)
         elsewhere = sum(held[owner] for owner in living)
-    return Left(items, complete=view.complete, elsewhere=elsewhere)
+    beyond = _beyond(view, job) if items else 0
+    return Left(items, complete=view.complete, elsewhere=elsewhere, beyond=beyond)
+
+
+def _beyond(view: RunView, job: str | None) -> int:
+    """How many pending items need more than any worker of a job has had."""
+    stages = view.stages.values()
+    needing = [one for one in stages if (one.spec.needs or one.spec.retry) and one.state.open]
+    if job is None or not needing:
+        return 0
+    from hpc_toolkit.system.needs import needs_after, unmet  # few runs have needs
+
+    seen = [one for one in view.presences().values() if one is not None and one.job == job]
+    had = [one.place["has"] for one in seen if "has" in one.place]
+    return sum(
+        items
+        for stage in needing
+        for growth, items in pending_by_growth(stage).items()
+        if unmet(needs_after(stage.spec, growth), had)
+    )
+
+
+def pending_by_growth(stage: StageView) -> dict[int, int]:
+    """Pending items by how often their needs grew (rule R18); {0: 0} without any."""
+    state, found = stage.state, Counter[int]()
+    for name in state.open:
+        unit = state.units[name]
+        pending = set(state.pending(name))
+        grown = [state.growth(unit, item) for item in unit.histories if item in pending]
+        found.update(grown)
+        found[0] += len(pending) - len(grown)
+    return {growth: items for growth, items in sorted(found.items()) if items} or {0: 0}
 
 
 def _held(view: RunView) -> Counter[str]:

@@ -8,7 +8,9 @@ import json
 import math
 import re
 import zlib
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from hpc_toolkit.errors import ConfigError, ItemsError
 from hpc_toolkit.queue.lists import not_utf8, parse_items, parse_json, read_float, typed
@@ -16,10 +18,6 @@ from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-    from typing import BinaryIO
-
     from hpc_toolkit.queue.items import Item
 
 COMMANDS = "commands"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from hpc_toolkit.system.jsonlines import batches, decode_each, decoder, encode
 from hpc_toolkit.system.quantities import parse_range
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     from hpc_toolkit.queue.items import Item
 
 MOST_ITEMS = 10_000_000

@@ -5,20 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.probes import DIRECT, HEAD, Probes, ProbeTimeoutError
 from hpc_toolkit.rundir import files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from hpc_toolkit.rundir.layout import StagePaths
+from hpc_toolkit.rundir.layout import StagePaths
 
 SEALED = "sealed"
 
@@ -210,6 +207,12 @@ class StageLog:
             message = f"{self.paths.entry(number)}: unknown entry {target!r}"
             raise RunError(message, hint="upgrade hpctk to the version that wrote it")
 
+    @property
+    def is_published(self) -> bool:
+        """Whether the latest table is the answer: no retry and no items follow it."""
+        after = max(self.last_retry, *self.segments, 0)
+        return self.table is not None and after < self.table[0]
+
     def table_header(self) -> tuple[int, dict[int, set[int]]]:
         """Number of rows of the latest table, and the failed positions of each segment."""
         assert self.table is not None
@@ -250,9 +253,12 @@ class StageLog:
         files.write_new(self.paths.root / target, chunks)
         return target
 
-    def add_segment(self, lines: Iterable[bytes]) -> bool:
-        """Write a segment and try to add it; False if another process was faster."""
-        if self.sealed:
+    def add_segment(self, lines: Iterable[bytes], *, revived: bool = False) -> bool:
+        """Write a segment and try to add it; False if another process was faster.
+
+        ``revived``: it may follow the seal, as a retry gave an earlier stage results (rule R17).
+        """
+        if self.sealed and not revived:
             message = f"stage {self.paths.name!r} of {self.paths.root.parent.parent} is sealed"
             raise RunError(message, hint="create the run with --open to add items later")
         return bool(self._publish("items", ".jsonl", lines))
@@ -288,7 +294,8 @@ class StageLog:
 
 
 def damaged(path: Path, what: str) -> RunError:
-    hint = f"restore it from a backup; 'hpctk doctor {path.parents[3]}' shows what else is damaged"
+    run = next((one for one in path.parents if (one / "run.json").exists()), path.parent)
+    hint = f"restore it from a backup; 'hpctk doctor {run}' shows what else is damaged"
     return RunError(f"{path} is damaged: {what}", hint=hint)
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hpc_toolkit.system.clock import Clock
+from hpc_toolkit.system.clock import Clock
 
 # Operations per second of all workers of a run on a shared filesystem; together below 100.
 POLLS_PER_S = 20.0

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import decode_line, seal_line
-from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
+from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name, process_id, process_ticks
 from hpc_toolkit.system.record import Record, asdict, fresh, replace
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.system.ranks import RankInfo
 
 _LENGTH = 1024
 
 RUNNING = "running"
 DRAINING = "draining"
 FINISHED = "finished"
+WAITING = "waiting: "
+"""How the note of a worker begins that waits for its filesystem; an error follows."""
 
 
 class Presence(Record, kw_only=True):
@@ -38,6 +36,9 @@ class Presence(Record, kw_only=True):
     """Process id of the worker on its host."""
     ticks: int = 0
     """Start of that process, in clock ticks since boot; 0 if unknown. Process ids are reused."""
+    pool: list[int] = fresh(factory=list)
+    """:func:`hpc_toolkit.system.ranks.process_id` of the process that started it and ends after it;
+    empty if there is none, as in a job step."""
     rank: int
     """Rank in its job."""
     job: str | None
@@ -80,8 +81,10 @@ class Presence(Record, kw_only=True):
         return self.state, self.done, self.failed, self.deaths, self.journal
 
     @classmethod
-    def here(cls, worker: str, rank: RankInfo, *, interval_s: float, at: float) -> Presence:
-        """The presence of this process, which starts now."""
+    def here(
+        cls, worker: str, rank: RankInfo, *, interval_s: float, at: float, pool: int = 0
+    ) -> Presence:
+        """The presence of this process, which starts now; ``pool``: the process id of its pool."""
         from hpc_toolkit.system.binding import own_place  # readers do without it
 
         return cls(
@@ -90,6 +93,7 @@ class Presence(Record, kw_only=True):
             boot=boot_id(),
             pid=os.getpid(),
             ticks=process_ticks(os.getpid()),
+            pool=process_id(pool) if pool else [],
             rank=rank.rank,
             job=rank.job_id,
             cluster=rank.cluster,
@@ -131,27 +135,37 @@ class PresenceFile:
     """
 
     def __init__(self, path: Path, presence: Presence, *, local: bool | None = None) -> None:
+        self._path = path
         device = presence.device or path.parent.stat().st_dev
         self.presence = replace(presence, device=device)
         files.write_new(path, [self.presence.encode()])
         self._fd = os.open(path, os.O_WRONLY)
         self._local = files.is_local(path) if local is None else local
 
-    def update(self, *, sync: bool = True, **changes: Any) -> None:
+    def reopen(self) -> None:
+        """Open the file again by its name: after an error the descriptor may be stale."""
+        fd = os.open(self._path, os.O_WRONLY)
+        self.close()
+        self._fd = fd
+
+    def update(self, *, sync: bool = True, beats: bool = True, **changes: Any) -> None:
         """Write changed fields of :class:`Presence` with the next heartbeat number.
 
-        ``sync`` sends them to the server now; NFS clients send an unsynced write after 30 s. A new
-        state is always sent. After an OSError the changes may be in the file or not.
+        Without ``beats`` the number stays, and other workers see no sign of life. ``sync`` sends
+        them to the server now; NFS clients send an unsynced write after 30 s. A new state is always
+        sent. After an OSError the changes may be in the file or not.
         """
         state = self.presence.state
-        beat = self.presence.heartbeat + 1
+        beat = self.presence.heartbeat + beats
         self.presence = replace(self.presence, heartbeat=beat, **changes)
         # Processes of this kernel read what is written, synced or not.
         sync = not self._local and (sync or self.presence.state != state)
         files.rewrite(self._fd, self.presence.encode(), sync=sync)
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 def read_presence(path: Path) -> Presence | None:

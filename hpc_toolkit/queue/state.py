@@ -6,6 +6,8 @@ the others are kept item by item. This module itself reads and writes no files.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,21 +16,17 @@ from hpc_toolkit.rundir.journal import Line, UnitRun
 from hpc_toolkit.system.record import Record, fresh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
     from hpc_toolkit.queue.units import Unit
+    from hpc_toolkit.system.needs import Retry
 
 _KEPT = 1024
 _NONE: Any = MappingProxyType({})
-"""For nearly all units, instead of dictionaries of their own, because a run has tens of thousands.
-"""
+"""Instead of a dictionary for each of tens of thousands of units."""
 DEATH_WEIGHT = 2
 """Weight of a dead executor: one item may kill many executors before it is given up."""
 AGAIN_WEIGHT = 7
-"""Weight of a repeated failure of an item: with the first one, as much as 8 failures in a row.
-
-So another host is asked to try the item before its last attempt is used up on the same host.
-"""
+"""Weight of a repeated failure of an item: with the first one as much as 8 failures in a row, so
+that another host is asked to try the item before its last attempt is used up on the same host."""
 
 
 class ConsecutiveFailures(Record, frozen=False):
@@ -44,10 +42,7 @@ class FailureTracker(dict[str, ConsecutiveFailures]):
     """The failures in a row of every worker that wrote an attempt."""
 
     def of(self, worker: str) -> ConsecutiveFailures:
-        failures = self.get(worker)
-        if failures is None:
-            failures = self[worker] = ConsecutiveFailures()
-        return failures
+        return self.get(worker) or self.setdefault(worker, ConsecutiveFailures())
 
     def note_done(self, worker: str, at: float) -> None:
         failures = self.of(worker)
@@ -96,10 +91,14 @@ class History(Record, frozen=False):
     """Generation -> a failure of that generation, a permanent failure if there is any."""
     permanent: set[int]
     """Generations with a permanent failure."""
+    short: Collection[int]
+    """Those of ``failures`` in which the item ran out of what it gets more of (rule R18)."""
+    steps: int
+    """How many of ``short`` do not count as attempts, because the item then gets more."""
 
-    def __init__(self) -> None:  # spelled out because a run may have 100,000 of these
+    def __init__(self, steps: int) -> None:  # spelled out because a run may have 100,000 of these
         self.done, self.done_lines = None, 0
-        self.failures, self.permanent = {}, set()
+        self.failures, self.permanent, self.short, self.steps = {}, set(), (), steps
 
     def state(self, *, floor: int, max_attempts: int) -> ItemState:
         """State by rule R8, if failures up to generation ``floor`` were lifted."""
@@ -112,14 +111,29 @@ class History(Record, frozen=False):
         return ItemState.PENDING
 
     def attempts(self, floor: int) -> int:
-        return sum(generation > floor for generation in self.failures)
+        return sum(generation > floor for generation in self.failures) - self.growth(floor)
+
+    def growth(self, floor: int, before: float = math.inf) -> int:
+        """How often the needs of the item grew, in generations after ``floor``."""
+        return min(sum(floor < generation < before for generation in self.short), self.steps)
+
+    def note_failure(self, ref: Ref, *, short: bool, permanent: bool) -> None:
+        generation, known = ref.generation, self.failures.get(ref.generation)
+        # Two names of one worker may have written a failure: as in R11, the older line counts.
+        if known is None or (permanent, known) > (generation in self.permanent, ref):
+            self.failures[generation] = ref
+        self.permanent.update((generation,) if permanent else ())
+        # Lines of one generation may differ, and are read in any order.
+        if not short and self.short:
+            self.short = tuple(one for one in self.short if one != generation)
+        elif short and known is None:
+            self.short = (*self.short, generation)
 
     def last_failure(self, floor: int) -> Ref | None:
         """The failure to show: a permanent one, else that of the highest counting generation."""
         counting = [generation for generation in self.failures if generation > floor]
-        if not counting:
-            return None
-        return self.failures[max(self.permanent.intersection(counting) or counting)]
+        last = max(self.permanent.intersection(counting) or counting, default=0)
+        return self.failures.get(last)
 
 
 class Death(Record, frozen=False):
@@ -171,10 +185,10 @@ class StageState:
         max_attempts: int,
         floors: dict[tuple[int, int], int],
         expand: Callable[[str, int, int], Iterable[Line]],
+        retry: Retry | None = None,
     ) -> None:
-        self.max_attempts = max_attempts
-        self._floors = floors
-        self._expand = expand
+        self.max_attempts, self._floors, self._expand = max_attempts, floors, expand
+        self._short, self._steps = (retry.on, retry.steps) if retry else ("", 0)
         self.units: dict[str, UnitState] = {}
         self.consecutive_failures = FailureTracker()
         """Failures of each worker since its last result."""
@@ -186,6 +200,7 @@ class StageState:
         self._unjudged: set[str] = set()
         self._orphans: dict[str, list[tuple[str, Line | UnitRun]]] = {}
         self._published: dict[int, set[int]] = {}
+        self._watched: list[set[str]] = []
         self._retried: Callable[[int, int], bool] = lambda _entry, _item: False
 
     def add_units(self, units: Iterable[Unit]) -> None:
@@ -197,6 +212,11 @@ class StageState:
             for worker, found in self._orphans.pop(name):
                 self.add(worker, name, found)
 
+    def watch(self) -> set[str]:
+        """A set of units that will have the name of each unit of which something new is read."""
+        self._watched.append(found := set(self.units))
+        return found
+
     def publish(self, failed: dict[int, set[int]], retried: Callable[[int, int], bool]) -> None:
         """Apply a results table, which decides the states of its items.
 
@@ -206,6 +226,8 @@ class StageState:
         self._published = failed
         self._retried = retried
         self._unjudged.update(self.units)
+        for one in self._watched:
+            one.update(self.units)
 
     def refresh_floors(self) -> None:
         """Recompute the states of all units after a retry was read."""
@@ -228,6 +250,8 @@ class StageState:
         if state is None:
             self._orphans.setdefault(name, []).append((worker, found))
             return None
+        for one in self._watched:
+            one.add(name)
         record = found.record
         if isinstance(found, UnitRun) and self._is_clean(state, found):
             state.release(record["generation"])
@@ -252,8 +276,7 @@ class StageState:
         """Whether a unit run did every item of a unit of which no attempt is known."""
         if state.clean is not None or state.histories or found.start >= found.end:
             return False
-        record = found.record
-        return bool(record["done"] == record["lines"] == state.unit.count)
+        return bool(found.record["done"] == found.record["lines"] == state.unit.count)
 
     def _add_line(self, state: UnitState, worker: str, line: Line) -> None:
         record = line.record
@@ -268,9 +291,9 @@ class StageState:
                 self.consecutive_failures.note_failure(
                     worker, state.unit.name, record["item"], record["at"], died=True
                 )
-            told = {name: record[name] for name in Death.fields}
             if generation not in state.deaths:
-                state.deaths = {**state.deaths, generation: Death(**told)}
+                told = Death(**{name: record[name] for name in Death.fields})
+                state.deaths = {**state.deaths, generation: told}
                 self.deaths += 1
         else:
             self._add_attempt(state, worker, line)
@@ -280,20 +303,19 @@ class StageState:
         record = line.record
         if not state.histories:
             state.histories = {}
-        history = state.histories.setdefault(record["item"], History())
+        history = state.histories.setdefault(record["item"], History(self._steps))
         ref = Ref(record["generation"], worker, line.start, line.end)
         if record["type"] == "done":
             self.consecutive_failures.note_done(worker, record["at"])
             history.done_lines += 1
             history.done = ref if history.done is None else min(history.done, ref)
-        elif record["type"] == "permanent":
-            history.permanent.add(ref.generation)
-            history.failures[ref.generation] = ref
         else:
-            self.consecutive_failures.note_failure(
-                worker, state.unit.name, record["item"], record["at"], died=False
-            )
-            history.failures.setdefault(ref.generation, ref)
+            permanent, short = record["type"] == "permanent", record.get(self._short) is True
+            history.note_failure(ref, short=short and not permanent, permanent=permanent)
+            if not permanent and not (short and len(history.short) <= self._steps):
+                self.consecutive_failures.note_failure(
+                    worker, state.unit.name, record["item"], record["at"], died=False
+                )
         self._unjudged.add(state.unit.name)
 
     def open_up(self, state: UnitState) -> None:
@@ -311,8 +333,7 @@ class StageState:
         """State of one item by rule R8."""
         if state.clean is not None:
             return ItemState.DONE
-        entry = state.unit.entry
-        failed = self._published.get(entry)
+        failed = self._published.get(entry := state.unit.entry)
         if failed is not None and item not in failed:
             return ItemState.DONE
         if failed is not None and not self._retried(entry, item):
@@ -328,6 +349,18 @@ class StageState:
         if state.clean is not None or state.unit.entry in self._published:
             return state.unit.items
         return state.histories
+
+    def growth(self, state: UnitState, item: int) -> int:
+        """How often the needs of an item grew because it ran out (rule R18)."""
+        history = state.histories.get(item)
+        return 0 if history is None else history.growth(self.floor(state.unit.entry, item))
+
+    def growths(self, unit: str) -> set[int]:
+        """How often the needs of the pending items of a unit grew."""
+        if not self._steps:
+            return {0}
+        state = self.units[unit]
+        return {self.growth(state, item) for item in self.pending(unit)}
 
     def floor(self, entry: int, item: int) -> int:
         return self._floors.get((entry, item), 0)
@@ -360,6 +393,5 @@ MAX_DEATHS = 5
 
 def is_killer(deaths: list[Death]) -> bool:
     """Whether these unexplained deaths show that the item kills its worker (rule R15)."""
-    if len(deaths) < MAX_DEATHS:
-        return False
-    return len({death.host for death in deaths}) > 1 or sum(d.alone for d in deaths) >= 3
+    spread = len({death.host for death in deaths}) > 1 or sum(d.alone for d in deaths) >= 3
+    return len(deaths) >= MAX_DEATHS and spread

@@ -1,12 +1,12 @@
-"""Units, the items of one claim: a pure function of the groups, fixed when a segment is made."""
+"""Units, the items of one claim: a pure function of the groups, fixed when a segment is made, and
+checked when its header is read, so that no item gets the result of another."""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 MAX_UNIT = 256
 """Maximum items per unit, which bounds the work that others repeat after a death."""
@@ -107,3 +107,46 @@ def _pack(spans: Sequence[tuple[int, int]], unit_size: int) -> list[tuple[int, i
             for at in range(first, first + length, unit_size)
         )
     return units
+
+
+def parse_header(line: bytes) -> dict[str, Any]:
+    """Parse and check the header of a segment.
+
+    Raises ValueError for a line that is not JSON, for example because a part is not visible yet;
+    LookupError or TypeError for JSON that is not the header of a segment.
+    """
+    try:
+        header: dict[str, Any] = json.loads(line)
+    except RecursionError as error:
+        raise TypeError(str(error)) from error
+    count, order = header["count"], header.get("order")
+    items = _check_units(header["units"], len(header["groups"]))
+    if items != count or (order is not None and len(order) != count):
+        raise LookupError(f"its units or their order are not those of {count!r} items")
+    for name in ("kinds", "numbers"):
+        found = header.get(name, [0])
+        if not isinstance(found, list) or {*map(type, found)} != {int}:
+            raise TypeError(f"its {name} are not a list of numbers")
+        if name in header and len(found) != count:
+            raise LookupError(f"it has {len(found)} {name} of {count!r} items")
+    for name, kind in (("decision", dict), ("group_by", str), ("origins", list)):
+        value = header.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"its {name} is {type(value).__name__}")
+    return header
+
+
+def _check_units(rows: list[list[int]], groups: int) -> int:
+    """Check that units follow each other without a gap; return the number of their items."""
+    first, behind, four = 0, -1, [int] * 4
+    for row in rows:
+        if list(map(type, row)) != four:
+            raise TypeError(f"unit {row!r} is not four numbers")
+        begin, count, at, group = row
+        # A gap or an overlap would give an item the result of another item.
+        if begin != first or count < 1 or at <= behind or (first == 0 and at != 0):
+            raise LookupError(f"unit {row!r} does not begin where the one before ends")
+        if not -1 <= group < max(1, groups):
+            raise LookupError(f"unit {row!r} is of a group that is not there")
+        first, behind = first + count, at
+    return first

@@ -6,6 +6,7 @@ Nothing is written, except that a hinted poll may bring a stage's ``head`` up to
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.affinity import Durations, group_key
@@ -13,19 +14,16 @@ from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import presence_of
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.pacing import PER_LOOK, READINGS_PER_S, pause_local_s
+from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError
-from hpc_toolkit.queue.state import ItemState, StageState, UnitState
+from hpc_toolkit.queue.state import ItemState, Ref, StageState, UnitState
+from hpc_toolkit.queue.units import Unit
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.state import Ref
-    from hpc_toolkit.queue.units import Unit
-    from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
-
+    from hpc_toolkit.system.needs import Retry
 
 _PACE = 16
 _INTERVALS = 240
@@ -37,12 +35,6 @@ _SOON, _MOST_PER_S = 0.25, 500.0
 """All holders are read within this part of the time waited so far, but not more files a second."""
 _MOST_FAILURES = 4000
 """Lines of failures in memory; a status shows at most half as many."""
-
-
-def not_shown(behind: list[str]) -> str:
-    """Message about workers whose journals this host shows as old copies."""
-    some = ", ".join(behind[:3]) + (", ..." if len(behind) > 3 else "")
-    return f"this host does not show all that {some} wrote"
 
 
 class StageView:
@@ -57,10 +49,16 @@ class StageView:
         self.claims = Claims(self.paths, local=local)
         self.durations = Durations()
         self._taken, own = 0, f"{spec.name}/"
+        self.retry: Retry | None = None
+        if spec.retry:
+            from hpc_toolkit.system.needs import retry_of  # few runs have one
+
+            self.retry = retry_of(spec)
         self.state = StageState(
             max_attempts=spec.max_attempts,
             floors=self.log.floors,
             expand=lambda worker, start, end: read_lines(run.journal(worker), start, end, of=own),
+            retry=self.retry,
         )
 
     def poll_log(self, *, hinted: bool = False) -> None:

@@ -2,24 +2,25 @@
 
 A figure has a title and one or more panels. Lengths are in pixels at full size. Colours are names
 of CSS classes (:data:`COLOURS`, :data:`INK` and so on), so that a picture follows the reader's
-light or dark setting, alone and inside of a page.
+light or dark setting, alone and inside of a page. An axis has a range, and values that are marked
+on it with labels that fit.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from hpc_toolkit.system.quantities import DAY_S, HOUR_S, MINUTE_S
 from hpc_toolkit.system.terminal import printable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+Point = tuple[float, float]
+Ticks = Iterable[tuple[float, str]]
 
-    from hpc_toolkit.report.axes import Axis
-
-    Point = tuple[float, float]
-    Ticks = Iterable[tuple[float, str]]
 
 COLOURS = ("c0", "c1", "c2", "c3", "c4", "c5", "c6")
 """Colours of the series in their order: those of Okabe and Ito, which colour-blind readers can tell
@@ -48,7 +49,6 @@ DOTTED, DASHED = 'stroke-dasharray="2 3"', 'stroke-dasharray="6 4" stroke-opacit
 AREA = "area"
 _SOLID = 'stroke-width="2"'
 
-_LINE = 16
 _CHAR = 0.58
 """Width of a character by the size of its font, on average and a little more."""
 
@@ -73,12 +73,12 @@ class Panel:
         """Draw the lines behind the curves.
 
         Args:
-            columns: values of the horizontal axis and their labels, of one or more lines.
+            columns: values of the horizontal axis and their labels.
             rows: values of the vertical axis and their labels.
             name: what the horizontal axis shows, with its unit.
             title: what the vertical axis shows, above the panel.
         """
-        bottom, lines = self.top + self.height, 1
+        bottom = self.top + self.height
         for value, label in rows:
             _, y = self.at(self.x.low, value)
             yield rule(f"M{self.left} {y:.1f}h{self.width}")
@@ -86,13 +86,8 @@ class Panel:
         for value, label in columns:
             x, _ = self.at(value, self.y.low)
             yield rule(f"M{x:.1f} {self.top}V{bottom}")
-            said = label.split("\n")
-            lines = max(lines, len(said))
-            for number, line in enumerate(said, 1):
-                colour = INK if number == 1 else DIM
-                yield text(x, bottom + _LINE * number, line, anchor="middle", colour=colour)
-        below = bottom + _LINE * lines + 20
-        yield text(self.left + self.width / 2, below, name, anchor="middle")
+            yield text(x, bottom + 16, label, anchor="middle")
+        yield text(self.left + self.width / 2, bottom + 36, name, anchor="middle")
         if title:
             yield text(self.left, self.top - 10, title)
 
@@ -100,10 +95,6 @@ class Panel:
         """Join points given in the units of the axes."""
         path = _path([self.at(x, y) for x, y in points])
         return f'<path class="{colour}" d="{path}" fill="none" {_STROKE} {style or _SOLID}/>'
-
-    def dots(self, points: Iterable[Point], colour: str) -> Iterator[str]:
-        for x, y in (self.at(x, y) for x, y in points):
-            yield f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
 
     def band(self, lower: Sequence[Point], upper: Sequence[Point], colour: str) -> str:
         """Fill the area between two curves."""
@@ -186,12 +177,7 @@ def rule(path: str) -> str:
 
 
 def figure(
-    title: str,
-    width: float,
-    height: float,
-    parts: Iterable[str],
-    *,
-    alternative: str = "",
+    title: str, width: float, height: float, parts: Iterable[str], *, alternative: str = ""
 ) -> str:
     """Return a whole picture as the text of an SVG file.
 
@@ -213,3 +199,70 @@ def figure(
 
 def _path(points: Sequence[Point]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+Tick = tuple[float, str]
+"""A value and its label."""
+
+_UNITS = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_STEPS_S = (
+    *(1, 2, 5, 10, 15, 30, MINUTE_S, 2 * MINUTE_S, 5 * MINUTE_S, 10 * MINUTE_S, 15 * MINUTE_S),
+    *(30 * MINUTE_S, HOUR_S, 2 * HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S),
+    *(7 * DAY_S, 14 * DAY_S, 30 * DAY_S, 90 * DAY_S, 365 * DAY_S),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The range of one axis."""
+
+    low: float
+    high: float
+
+    def share(self, value: float) -> float:
+        """How far along the axis a value is, from 0 to 1; a value outside it is at its end."""
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
+        return min(max(share, 0.0), 1.0)
+
+
+def number_label(value: float) -> str:
+    """A number without an exponent where it fits: ``20,000``, ``2M``, ``0.05``."""
+    for factor, unit in ((1e9, "G"), (1e6, "M")):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g}{unit}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+
+
+def number_ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[Tick]:
+    """Round numbers from ``low`` to ``high``, at most about ``most``; ``whole``: no fractions."""
+    step = max(_round_step(high - low, most), 1.0 if whole else 0.0)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [
+        (number * step, number_label(round(number * step, 12))) for number in range(first, last + 1)
+    ]
+
+
+def span_ticks(high_s: float, most: int = 8) -> list[Tick]:
+    """Round durations from 0 to ``high_s``."""
+    if high_s < most:
+        step = _round_step(high_s, most)
+    else:
+        step = next((step for step in _STEPS_S if high_s / step <= most), _round_step(high_s, most))
+    unit_s, unit = next((one for one in _UNITS if step >= one[0] * (1 - 1e-9)), _UNITS[-1])
+    values = [number * step for number in range(int(high_s / step + 1e-9) + 1)]
+    return [(value, f"{value / unit_s:.4g} {unit}" if value else "0") for value in values]
+
+
+def moment(at: float, *, zone: bool = True) -> str:
+    """Local date and time; "unknown" for a number that is not a time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S" + " %Z" * zone, time.localtime(at))
+    except (OverflowError, OSError, ValueError):
+        return "unknown"
+
+
+def _round_step(high: float, most: int) -> float:
+    if high <= 0 or not math.isfinite(high):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(high / most))
+    return next(factor * power for factor in (1, 2, 5, 10) if high / (factor * power) <= most)

@@ -8,17 +8,13 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from hpc_toolkit.report.figures import RULES, STYLE, escaped
+from hpc_toolkit.report.figures import RULES, STYLE, Figure, escaped
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hpc_toolkit.report.figures import Figure
 
 
 class Cell(NamedTuple):
@@ -58,8 +54,6 @@ class Section:
     paragraphs: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     """Names and values that stand out."""
-    bullets: tuple[str, ...] = ()
-    """Sentences of a list below them."""
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
 
@@ -107,8 +101,6 @@ def _section(number: int, section: Section) -> Iterator[str]:
             for name, said in section.facts
         )
         yield f"<dl>{''.join(facts)}</dl>"
-    if section.bullets:
-        yield f"<ul>{''.join(f'<li>{escaped(text)}</li>' for text in section.bullets)}</ul>"
     for figure in section.figures:
         svg = figure.svg.replace(STYLE, "")
         caption = f"<figcaption>{escaped(figure.caption)}</figcaption>" if figure.caption else ""
@@ -152,9 +144,6 @@ def as_markdown(title: str, sections: Sequence[Section]) -> str:
         lines += [line for text in section.paragraphs for line in ("", _inline(text))]
         if section.facts:
             lines += ["", *(f"- {_inline(name)}: {_inline(said)}" for name, said in section.facts)]
-        lines += (
-            ["", *(f"- {_inline(text)}" for text in section.bullets)] if section.bullets else []
-        )
         for figure in section.figures:
             lines += ["", f"**{_inline(figure.title)}**: {_inline(figure.alt)}"]
         for table in section.tables:
@@ -201,7 +190,6 @@ h1{font-size:1.5rem;margin:0;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:2.2rem 0 .6rem;padding-top:.8rem;border-top:1px solid var(--line)}
 h3{font-size:1rem;margin:1.3rem 0 .4rem}
 p{margin:.5rem 0;max-width:48rem;overflow-wrap:anywhere}
-ul{margin:.8rem 0;padding-left:1.2rem;max-width:54rem}
 a{color:var(--link)}
 nav{display:flex;flex-wrap:wrap;gap:.1rem 1rem;margin-top:.5rem}
 dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.2rem,1fr));gap:.6rem;margin:1rem 0}

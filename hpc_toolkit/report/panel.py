@@ -8,19 +8,17 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.slurm.records import UNKNOWN
+from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from hpc_toolkit.results.progress import StageCounts
     from hpc_toolkit.results.status import Status
-    from hpc_toolkit.slurm.records import JobRecord
 
 GOOD, BAD, WARN, DIM = "good", "bad", "warn", "dim"
 """Tones of a row."""
@@ -73,7 +71,7 @@ def short_panel(
     ``hosts`` is the number of hosts with workers, ``columns`` the width of the terminal.
     """
     wide = max(columns - 80, 0)
-    problems = list(_problem_rows(now))
+    problems = list(_problem_rows(now, commands=False))
     rows = [row for row in problems if row.label == _WHY]
     rows += [*_stage_rows(now), *_speed(now, wide), *_search_rows(now, wide)]
     rows += _failure_rows(now, wide, commands=False)
@@ -83,7 +81,10 @@ def short_panel(
 
 
 def _title_row(now: Status) -> Row:
-    return Row("", f"{now.run}: {headline(now)}", _tone(now), is_title=True)
+    tone = BAD if now.reason else ""
+    if now.complete or now.is_open:
+        tone = WARN if failed_items(now) else GOOD if now.complete else ""
+    return Row("", f"{now.run}: {headline(now)}", tone, is_title=True)
 
 
 def _jobs_of(now: Status, jobs: Sequence[JobRecord]) -> list[Row]:
@@ -118,7 +119,7 @@ def _silence(now: Status) -> list[str]:
 
 def _brief(counts: StageCounts) -> list[str]:
     up_to = "up to " if counts.coming else ""
-    parts = [f"{counts.done:,} of {up_to}{counts.total + counts.coming:,} done"]
+    parts = [f"{counts.done:,} of {up_to}{counts.whole:,} done"]
     return parts + ([f"{counts.failed:,} failed"] if counts.failed else [])
 
 
@@ -160,20 +161,14 @@ def not_shown(now: Status) -> list[str]:
     return [f"{late} with results not shown here yet"] if late else []
 
 
-def _tone(now: Status) -> str:
-    if now.complete or now.is_open:
-        return WARN if failed_items(now) else GOOD if now.complete else ""
-    return BAD if now.reason else ""
-
-
 def _stage_rows(now: Status) -> Iterator[Row]:
     for name, counts in now.stages.items():
-        whole = counts.total + counts.coming
+        whole = counts.whole
         finished = counts.done + counts.failed
         shares = (one / max(whole, 1) for one in (counts.done, counts.failed, counts.running))
         up_to = "up to " if counts.coming else ""
         share = f"{100 * finished // whole if whole else 0:3d}%"
-        opened = "" if counts.sealed or counts.coming else ", open for more"
+        opened = "" if counts.sealed or counts.whole > counts.total else ", open for more"
         yield Row(name, f"{share}  {finished:,} of {up_to}{whole:,}{opened}", bar=Bar(*shares))
         parts = stage_parts(counts)
         if parts:
@@ -182,7 +177,16 @@ def _stage_rows(now: Status) -> Iterator[Row]:
 
 def stage_parts(counts: StageCounts) -> list[str]:
     """Return the number of items in each state that is worth a word."""
-    words = ("running", "claimed", "pending", "failed", "retried", "duplicates")
+    words = (
+        "running",
+        "claimed",
+        "pending",
+        "waiting",
+        "failed",
+        "skipped",
+        "retried",
+        "duplicates",
+    )
     parts = [f"{getattr(counts, word):,} {word}" for word in words if getattr(counts, word)]
     if counts.coming:
         parts.insert(3, f"{counts.coming:,} not requested yet")
@@ -199,7 +203,10 @@ def _speed(now: Status, wide: int = 0) -> Iterator[Row]:
     if now.eta_s is not None and now.eta_s > 60:
         parts.append(f"done about {clock_time(time.time() + now.eta_s)}")
     if parts:
-        curve = _last(done, _SPARKS + wide // 2) if len(done) >= _FEWEST else ()
+        # At most as many sums of neighbouring values as there is room for.
+        size = -(-len(done) // (_SPARKS + wide // 2)) or 1
+        sums = (sum(done[first : first + size]) for first in range(0, len(done), size))
+        curve = tuple(sums) if len(done) >= _FEWEST else ()
         yield Row("speed" if now.rate_per_s > 0 else "time", ", ".join(parts), curve=curve)
 
 
@@ -220,12 +227,6 @@ def rate_text(rate_per_s: float) -> str:
         if rate_per_s * seconds >= 1 or unit == "h":
             return f"{rate_per_s * seconds:,.3g} items/{unit}"
     raise AssertionError
-
-
-def _last(values: Sequence[float], count: int) -> tuple[float, ...]:
-    """Return at most ``count`` sums of neighbouring values."""
-    size = -(-len(values) // count) or 1
-    return tuple(sum(values[first : first + size]) for first in range(0, len(values), size))
 
 
 def _search_rows(now: Status, wide: int = 0) -> Iterator[Row]:
@@ -251,9 +252,9 @@ def _search_rows(now: Status, wide: int = 0) -> Iterator[Row]:
         parts += [counted(search["ties"], "tie")] if search["ties"] else []
         if search["rounds_since_best"]:
             parts.append(f"found {counted(search['rounds_since_best'], 'round')} ago")
-        yield Row("best", f"{_short(best['arm'], _ARM_CHARS + wide)}  {', '.join(parts)}", GOOD)
+        yield Row("best", f"{short(best['arm'], _ARM_CHARS + wide)}  {', '.join(parts)}", GOOD)
     last = [
-        f"{_short(arm, 30 + wide // 6)} {f'({why})' if reward is None else f'{reward:.4f}'}"
+        f"{short(arm, 30 + wide // 6)} {f'({why})' if reward is None else f'{reward:.4f}'}"
         for arm, reward, why in search["last"][:3]
     ]
     if last:
@@ -266,7 +267,7 @@ def _trial_rows(search: dict[str, Any], wide: int) -> Iterator[Row]:
     yield Row("study", ", ".join([search["policy"], *counts]))
     if (best := search["best"]) is not None:
         said = f"{best['reward']:.6g} in trial {best['trial']}"
-        yield Row("best", f"{_short(best['arm'], _ARM_CHARS + wide)}  {said}", GOOD)
+        yield Row("best", f"{short(best['arm'], _ARM_CHARS + wide)}  {said}", GOOD)
 
 
 def _failure_rows(now: Status, wide: int = 0, *, commands: bool = True) -> Iterator[Row]:
@@ -281,8 +282,8 @@ def _failure_rows(now: Status, wide: int = 0, *, commands: bool = True) -> Itera
             begin, end = clock_time(one["first"]), clock_time(one["last"])
             when = f"at {end}" if begin == end else f"{begin} to {end}"
         tone = BAD if one["items"] else WARN
-        yield Row(label, f"{count:,} x {_short(one['error'], _ERROR_CHARS)}", tone)
-        item = _short(json.dumps(one["example"], ensure_ascii=False), _ITEM_CHARS + wide)
+        yield Row(label, f"{count:,} x {short(one['error'], _ERROR_CHARS)}", tone)
+        item = short(json.dumps(one["example"], ensure_ascii=False), _ITEM_CHARS + wide)
         parts = (where, when, item) if commands else (when, where, item)
         yield Row("", ", ".join(part for part in parts if part), DIM)
         if commands:
@@ -291,11 +292,22 @@ def _failure_rows(now: Status, wide: int = 0, *, commands: bool = True) -> Itera
         yield Row("", f"hpctk retry {quote(now.run)}  makes failed items pending again", DIM)
 
 
-def _problem_rows(now: Status) -> Iterator[Row]:
+def _problem_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:
     if now.is_open:
         yield Row("next", now.reason.partition(": ")[2])
     elif now.reason:
         yield Row(_WHY, now.reason, BAD)
+    for one in now.grown:
+        from hpc_toolkit.system.needs import shown  # few runs need it
+
+        needs = ", ".join(shown(*pair) for pair in one["needs"].items())
+        counts = (f"{one[word]:,} {word}" for word in ("done", "failed", "pending") if word in one)
+        most = ", the most that its retry allows" if one["most"] else ""
+        yield Row("retried", f"{one['stage']} with {needs}{most}: {', '.join(counts)}")
+    for one in now.unmet:
+        yield Row("needs", one["text"], WARN)
+        if commands and one["submit"]:
+            yield Row("", one["submit"], DIM)
     if now.doctor:
         yield Row("doctor", now.doctor, WARN)
     yield from (Row("warning", warning, WARN) for warning in now.warnings[:_WARNINGS_SHOWN])
@@ -338,6 +350,12 @@ def job_rows(jobs: Sequence[JobRecord]) -> list[Row]:
     return rows + [Row("jobs", f"{count} {UNKNOWN} ({why})", DIM) for why, count in shared.items()]
 
 
+def job_facts(jobs: Sequence[JobRecord]) -> list[dict[str, Any]]:
+    """Each job, as ``hpctk status --json`` has it."""
+    keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
+    return [{key: getattr(job, key) for key in keys} for job in jobs]
+
+
 def job_text(job: JobRecord) -> str:
     """A job's state, and what follows from it; elements and restarts whatever the state."""
     state, parts = job.state, []
@@ -367,5 +385,6 @@ def clock_time(at: float) -> str:
         return "unknown"
 
 
-def _short(text: str, most: int) -> str:
+def short(text: str, most: int) -> str:
+    """Text of at most as many characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

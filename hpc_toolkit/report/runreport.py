@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.report import runtimeline
-from hpc_toolkit.report.axes import moment
-from hpc_toolkit.report.charts import Box, boxes
+from hpc_toolkit.report.figures import moment
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
-from hpc_toolkit.report.panel import failed_items, panel, time_left
-from hpc_toolkit.results.activity import OTHERS
-from hpc_toolkit.results.distributions import ACCURACY, group_name
+from hpc_toolkit.report.panel import failed_items, panel, short, time_left
+from hpc_toolkit.results.activity import OTHERS, Activity
+from hpc_toolkit.results.records import Attempt
+from hpc_toolkit.results.sums import ACCURACY, HostLoad, Range, group_name
+from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.distributions import HostLoad, Range
     from hpc_toolkit.results.explain import Failures
-    from hpc_toolkit.results.records import Attempt
     from hpc_toolkit.results.status import Status
-    from hpc_toolkit.rundir.layout import Manifest
 
 _CLOCKS = 5
-_DRAWN, _LISTED = 20, 100
+_LISTED = 100
 _CHARS, _ITEM_CHARS, _TEXT_CHARS = 300, 200, 2_000
 _WITHOUT_RESULT = ("failed", "permanent", "killed", "lost")
 
@@ -117,14 +113,10 @@ def _outcome(facts: RunFacts) -> Section:
 
 
 def _status(facts: RunFacts) -> Section:
-    """The rows of ``hpctk status``, and what cost the most worker time."""
+    """The rows of ``hpctk status``."""
     rows: list[Row] = [(row.label, row.text) for row in panel(facts.status)[1:]]
     rows += [("used", facts.used)] if facts.used else []
-    return Section(
-        title="Status",
-        bullets=tuple(runtimeline.findings(facts.activity, facts.loads)),
-        tables=(Table(title="", columns=(), rows=rows),),
-    )
+    return Section(title="Status", tables=(Table(title="", columns=(), rows=rows),))
 
 
 def _clocks(activity: Activity | None) -> Iterator[str]:
@@ -167,19 +159,6 @@ def _durations(activity: Activity, items: Mapping[int, str]) -> list[Section]:
         return []
     stages = {stage for (stage, _), _ in ranked}
     named = [(_group(stage, name, len(stages)), group) for (stage, name), group in ranked]
-    drawn = [
-        Box(
-            name=name,
-            spots=(group.least_s, *map(group.quantile, (0.25, 0.5, 0.75, 0.95)), group.most_s),
-            count=group.count,
-        )
-        for name, group in named[:_DRAWN]
-    ]
-    said = "; ".join(
-        f"{box.name}: median {format_duration(box.spots[2])},"
-        f" longest {format_duration(box.spots[5])}"
-        for box in drawn[:5]
-    )
     most = max(group.total_s for _, group in named)
     rows: list[Row] = [
         (
@@ -196,14 +175,8 @@ def _durations(activity: Activity, items: Mapping[int, str]) -> list[Section]:
     note = f"Quantiles are accurate to {ACCURACY:.0%}."
     note += f" Left out: {counted(more, 'group')} with less time." if more > 0 else ""
     title = "Durations by group" if any(name for (_, name), _ in ranked) else "Durations"
-    picture = boxes(title, said, drawn)._replace(
-        caption=(
-            "Box: from 25 % to 75 % of the attempts that gave a result, with the median; line: from"
-            " the shortest to 95 %; dot: the longest. The groups with the most time in all."
-        )
-    )
     tables = (Table(title="", columns=head, rows=rows, note=note), _longest(activity, items))
-    return [Section(title=title, figures=(picture,), tables=tables)]
+    return [Section(title=title, tables=tables)]
 
 
 def _group(stage: str, name: str, stages: int) -> str:
@@ -226,12 +199,8 @@ def _attempt_row(activity: Activity, attempt: Attempt, item: str) -> Row:
     usual = group.quantile(0.5) if group is not None else 0.0
     spent = attempt.seconds or 0.0
     ratio: str | Cell = Cell(f"{spent / usual:.3g}", spent / usual) if usual > 0 else "unknown"
-    shown = _short(item, _ITEM_CHARS)
+    shown = short(item, _ITEM_CHARS)
     return (count(attempt.item), seconds(spent), ratio, attempt.outcome, attempt.host, shown)
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _failures(groups: Sequence[Failures], activity: Activity | None) -> list[Section]:
@@ -243,17 +212,17 @@ def _failures(groups: Sequence[Failures], activity: Activity | None) -> list[Sec
         hosts = sorted(group.hosts, key=lambda host: -group.hosts[host])
         where = ", ".join(f"{host} ({group.hosts[host]:,})" for host in hosts[:3])
         where += f" and {counted(len(hosts) - 3, 'more host')}" if len(hosts) > 3 else ""
-        example = _short(json.dumps(group.example, ensure_ascii=False), _ITEM_CHARS)
+        example = short(json.dumps(group.example, ensure_ascii=False), _ITEM_CHARS)
         times = [moment(at, zone=False) for at in (group.first, group.last) if at is not None]
         rows.append(
             (
                 count(group.items),
                 *([count(group.retrying)] * retried),
-                _short(group.error, _CHARS),
+                short(group.error, _CHARS),
                 where,
                 " to ".join(dict.fromkeys(times)),
                 f"{group.item}: {example}",
-                _short(group.output, _CHARS),
+                short(group.output, _CHARS),
             )
         )
     head = (
@@ -284,7 +253,7 @@ def _settings(manifest: Manifest, made: float) -> Section:
     rows: list[Row] = []
     for stage in manifest.stages:
         code = stage.workload.function or stage.workload.command or ""
-        rows.append((f"{stage.name}: code", _short(code, _TEXT_CHARS)))
+        rows.append((f"{stage.name}: code", short(code, _TEXT_CHARS)))
         if stage.workload.options:
             rows.append((f"{stage.name}: options", _json(stage.workload.options)))
         limits = ("group_by", "max_attempts", "timeout_s", "no_retry", "max_failures")
@@ -297,7 +266,7 @@ def _settings(manifest: Manifest, made: float) -> Section:
         given = {key: value for key, value in values.items() if value not in (None, [], {})}
         rows.append(("search: settings", _json(given)))
     rows += [
-        (key, _short(value, _TEXT_CHARS) if isinstance(value, str) else _json(value))
+        (key, short(value, _TEXT_CHARS) if isinstance(value, str) else _json(value))
         for key, value in origin.items()
         if key not in {"packages", "files", "argv"} and value is not None
     ]
@@ -309,4 +278,4 @@ def _settings(manifest: Manifest, made: float) -> Section:
 
 
 def _json(value: Any) -> str:
-    return _short(json.dumps(value, ensure_ascii=False), _TEXT_CHARS)
+    return short(json.dumps(value, ensure_ascii=False), _TEXT_CHARS)

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from hpc_toolkit.report.axes import Axis, moment, number_ticks, span_ticks
+from hpc_toolkit.report import figures
 from hpc_toolkit.report.charts import Plot, Series, plots, stepped
-from hpc_toolkit.report.figures import (
-    AREA,
-    COLOURS,
-    DIM,
-    GRID,
-    PAGE,
-    Figure,
-    Panel,
-    escaped,
-    figure,
-    legend,
-    rule,
-    shortened,
-    text,
-    text_width,
-)
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import rate_text
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.results.distributions import group_name
+from hpc_toolkit.results.activity import Activity, Lane, Mark, Timeline
+from hpc_toolkit.results.sums import HostLoad
 from hpc_toolkit.results.workers import DIED, DRAINED
 from hpc_toolkit.system.quantities import counted, format_duration, format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hpc_toolkit.report.figures import Point
-    from hpc_toolkit.results.activity import Activity, Lane, Mark, Timeline
-    from hpc_toolkit.results.distributions import HostLoad
 
 _HEIGHT = 120
 ZONE = f"Times are in {time.strftime('%Z')}."
@@ -48,18 +26,18 @@ _ROWS = ((24, 22), (60, 14), (120, 9))
 _LABEL = 12
 """Least distance between two labels."""
 _COLOURS = {
-    states.WORK: COLOURS[0],
-    states.RUNNING: COLOURS[2],
-    states.DUPLICATE: COLOURS[3],
-    states.FAILED: COLOURS[1],
-    states.LOAD: COLOURS[5],
+    states.WORK: figures.COLOURS[0],
+    states.RUNNING: figures.COLOURS[2],
+    states.DUPLICATE: figures.COLOURS[3],
+    states.FAILED: figures.COLOURS[1],
+    states.LOAD: figures.COLOURS[5],
 }
 """The states that are drawn, from the bottom of a lane; the rest of a life is grey."""
 _SYMBOLS = {
-    DIED: ("M-4-4 4 4M-4 4 4-4", COLOURS[1], "worker died"),
-    states.EXECUTOR: ("M-3-3 3 3M-3 3 3-3", COLOURS[5], "executor died"),
-    DRAINED: ("M-4-3h8l-4 7z", COLOURS[3], "exited early (drained)"),
-    states.REQUEUED: ("M-3-4 4 0-3 4z", COLOURS[2], "started after a requeue"),
+    DIED: ("M-4-4 4 4M-4 4 4-4", figures.COLOURS[1], "worker died"),
+    states.EXECUTOR: ("M-3-3 3 3M-3 3 3-3", figures.COLOURS[5], "executor died"),
+    DRAINED: ("M-4-3h8l-4 7z", figures.COLOURS[3], "exited early (drained)"),
+    states.REQUEUED: ("M-3-4 4 0-3 4z", figures.COLOURS[2], "started after a requeue"),
 }
 """Path around the origin, colour and name of each kind of mark."""
 
@@ -68,7 +46,7 @@ def timeline(activity: Activity, loads: Mapping[str, HostLoad]) -> Section:
     """Throughput and workers on one axis of time."""
     line = activity.timeline
     shown = counted(len(line.drawn), "lane")
-    said = f"{counted(activity.workers, 'worker')} in {shown}, from {moment(line.begin)}."
+    said = f"{counted(activity.workers, 'worker')} in {shown}, from {figures.moment(line.begin)}."
     deaths = activity.outcomes["deaths"]
     said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
     tables = (_load_table(loads),) if loads else ()
@@ -88,7 +66,7 @@ def timeline(activity: Activity, loads: Mapping[str, HostLoad]) -> Section:
     )
 
 
-def _throughput(activity: Activity) -> Figure:
+def _throughput(activity: Activity) -> figures.Figure:
     """Items done and living workers, by interval of the timeline."""
     line = activity.timeline
     intervals = range(line.intervals)
@@ -103,10 +81,10 @@ def _throughput(activity: Activity) -> Figure:
     units = (("second", 1), ("minute", 60), ("hour", 3600))
     unit, scale = next(((unit, n) for unit, n in units if best * n >= 1), units[-1])
     below = "time since the first worker started"
-    drawn = [_steps(line, "living workers", alive, COLOURS[1], below=below)]
+    drawn = [_steps(line, "living workers", alive, figures.COLOURS[1], below=below)]
     if best:
         done = [rate * scale for rate in rates]
-        drawn.insert(0, _steps(line, f"items done per {unit}", done, COLOURS[0]))
+        drawn.insert(0, _steps(line, f"items done per {unit}", done, figures.COLOURS[0]))
     return plots("Throughput", said, drawn, left=_left_of(line), height=_HEIGHT)
 
 
@@ -115,16 +93,16 @@ def _steps(
 ) -> Plot:
     """A plot of the values of a timeline's intervals; ``below`` names the axis of time."""
     span_s, high = line.end - line.begin, max(values) * 1.05 or 1.0
-    columns = span_ticks(span_s)
+    columns = figures.span_ticks(span_s)
     points = stepped([(number * line.width_s, value) for number, value in enumerate(values)])
     points.append((span_s, values[-1]))
     return Plot(
         x=below,
         y=name,
-        across=Axis(0.0, span_s),
-        up=Axis(0.0, high),
+        across=figures.Axis(0.0, span_s),
+        up=figures.Axis(0.0, high),
         columns=columns if below else [(at, "") for at, _ in columns],
-        rows=number_ticks(0.0, high, 4, whole=bool(below)),
+        rows=figures.number_ticks(0.0, high, 4, whole=bool(below)),
         series=[Series(name="", points=points, colour=colour, filled=True)],
     )
 
@@ -149,68 +127,7 @@ def spent(activity: Activity) -> Section:
     )
 
 
-_LEAST_S = 60.0
-"""With less worker time, shares of it mean little."""
-_ADVICE = {
-    states.LOAD: (
-        0.15,
-        "give claims more items (--items-per-claim), or group items by model (--group-by)",
-    ),
-    states.WAIT: (
-        0.15,
-        "too little to claim, or jobs that started slowly; in a campaign, raise 'pending'",
-    ),
-    states.TAIL: (0.1, "put the longest items first, make claims smaller, or use fewer workers"),
-    states.FAILED: (0.05, "see the failures below; 'hpctk try --item N' runs one item here"),
-    states.DUPLICATE: (
-        0.01,
-        "workers seemed dead, for example because their filesystem hung: see the deaths below",
-    ),
-}
-"""The share of the worker time above which a state is reported, and the advice."""
-_BUSY_PERCENT = 50.0
-_LONG = 5.0
-
-
-def findings(activity: Activity | None, loads: Mapping[str, HostLoad]) -> list[str]:
-    """What cost the most worker time, and what to do about it, the costliest first."""
-    if activity is None or activity.lives_s < _LEAST_S:
-        return []
-    return [*_lost(activity), *_longest(activity), *_idle_gpus(loads)]
-
-
-def _lost(activity: Activity) -> Iterator[str]:
-    shares = {state: activity.seconds[state] / activity.lives_s for state in _ADVICE}
-    for state in sorted(shares, key=lambda one: -shares[one]):
-        least, advice = _ADVICE[state]
-        if shares[state] >= least:
-            spent = format_duration(activity.seconds[state])
-            yield f"{shares[state]:.0%} of the worker time ({spent}) went into '{state}': {advice}."
-
-
-def _longest(activity: Activity) -> Iterator[str]:
-    """Report an item that is long for its group: one worker runs it alone and delays the end."""
-    if not activity.longest or not activity.seconds[states.TAIL]:
-        return
-    attempt = activity.longest[0]
-    group = activity.groups.get((attempt.stage, group_name(attempt.group)))
-    spent, median = attempt.seconds or 0.0, group.quantile(0.5) if group is not None else 0.0
-    span_s = activity.timeline.end - activity.timeline.begin
-    if median and spent > _LONG * median and spent > 0.1 * span_s:
-        times = f"{spent / median:.0f} times the median of its group"
-        yield f"Item {attempt.item} alone took {format_duration(spent)}, {times}."
-
-
-def _idle_gpus(loads: Mapping[str, HostLoad]) -> Iterator[str]:
-    values = sum(host.gpu_values for host in loads.values())
-    if values:
-        busy = sum(host.gpu for host in loads.values()) / values
-        if busy < _BUSY_PERCENT:
-            advice = "larger batches, or several workers on a GPU (--gpus-per-worker 0.5), may help"
-            yield f"The GPUs were busy for {busy:.0f}% of the sampled time: {advice}."
-
-
-def gantt(said: str, timeline: Timeline) -> Figure:
+def gantt(said: str, timeline: Timeline) -> figures.Figure:
     """Draw the lanes below each other, grouped by host; ``said`` describes them in words."""
     lanes = timeline.drawn
     row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
@@ -218,48 +135,54 @@ def gantt(said: str, timeline: Timeline) -> Figure:
     left = _left_of(timeline)
     marks, hidden = _marks(lanes)
     top = 92 if marks else 66
-    panel = Panel(
-        x=Axis(0.0, span_s),
-        y=Axis(0.0, 1.0),
+    panel = figures.Panel(
+        x=figures.Axis(0.0, span_s),
+        y=figures.Axis(0.0, 1.0),
         left=left,
         top=top,
-        width=PAGE - left - _RIGHT,
+        width=figures.PAGE - left - _RIGHT,
         height=row * max(1, len(lanes)),
     )
     parts = [*_keys(lanes)]
-    parts += panel.frame(span_ticks(span_s), [], "time since the first worker started")
+    parts += panel.frame(figures.span_ticks(span_s), [], "time since the first worker started")
     gap = 1 if row > 6 else 0.5
     for number, lane in enumerate(lanes):
         parts += _fill(panel, timeline, lane, top + row * number + gap, row - 2 * gap)
     parts += _labels(lanes, (left, top), row)
     parts += (line for mark in marks for line in _symbol(panel, timeline, *mark, row))
     if hidden:
-        parts.append(text(left, 84, f"not drawn: {counted(hidden, 'more mark')}", colour=DIM))
+        parts.append(
+            figures.text(left, 84, f"not drawn: {counted(hidden, 'more mark')}", colour=figures.DIM)
+        )
     height = panel.top + panel.height + 52
     title = "Workers by host"
-    return Figure(title, said, figure(title, PAGE, height, parts, alternative=said))
+    return figures.Figure(
+        title, said, figures.figure(title, figures.PAGE, height, parts, alternative=said)
+    )
 
 
 def _left_of(timeline: Timeline) -> float:
     """Where the lanes begin: right of the names of their hosts."""
-    widths = (text_width(lane.host) + 18 for lane in timeline.drawn)
+    widths = (figures.text_width(lane.host) + 18 for lane in timeline.drawn)
     return min(max(70.0, *widths, 0.0), 170.0)
 
 
 def _keys(lanes: Sequence[Lane]) -> Iterator[str]:
     used = {state for lane in lanes for state in lane.spent}
-    names = [(colour, state, AREA) for state, colour in _COLOURS.items() if state in used]
-    yield from legend([*names, (GRID, "wait or tail", AREA)], 48, PAGE)[0]
+    names = [(colour, state, figures.AREA) for state, colour in _COLOURS.items() if state in used]
+    yield from figures.legend(
+        [*names, (figures.GRID, "wait or tail", figures.AREA)], 48, figures.PAGE
+    )[0]
     kinds = {kind for lane in lanes for _, kind in lane.marks}
     left = 16.0
     for kind, (_, _, name) in _SYMBOLS.items():
         if kind in kinds:
             yield _drawn(kind, left, 66)
-            yield text(left + 11, 70, name)
+            yield figures.text(left + 11, 70, name)
             left += 30 + 7 * len(name)
 
 
-def _labels(lanes: Sequence[Lane], corner: Point, row: float) -> Iterator[str]:
+def _labels(lanes: Sequence[Lane], corner: figures.Point, row: float) -> Iterator[str]:
     """Name each host at its first lane, unless the name before is too near; separate hosts."""
     several = len({lane.host for lane in lanes}) < len(lanes)
     size, last, (left, top) = (11 if row >= _LABEL else 9), float(-_LABEL), corner
@@ -268,20 +191,25 @@ def _labels(lanes: Sequence[Lane], corner: Point, row: float) -> Iterator[str]:
             continue
         below = row * number
         if several and number:
-            yield rule(f"M10 {top + below}H{PAGE - _RIGHT}")
+            yield figures.rule(f"M10 {top + below}H{figures.PAGE - _RIGHT}")
         if below - last >= _LABEL:
             last = below
-            name, y = shortened(lane.host, left - 16, size), top + below + max(size, row / 2 + 4)
-            yield text(left - 8, y, name, anchor="end", size=size)
+            name, y = (
+                figures.shortened(lane.host, left - 16, size),
+                top + below + max(size, row / 2 + 4),
+            )
+            yield figures.text(left - 8, y, name, anchor="end", size=size)
 
 
-def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: float) -> Iterator[str]:
+def _fill(
+    panel: figures.Panel, timeline: Timeline, lane: Lane, top: float, height: float
+) -> Iterator[str]:
     """Stack the states of each interval; the full height is the most workers at one time."""
     full = max([timeline.width_s, *lane.lives.values()])
     said = f"{lane.host}: {counted(lane.workers, 'worker')}"
     spent = {state: sum(cells.values()) for state, cells in lane.spent.items()}
     said += "".join(f", {state} {format_duration(took)}" for state, took in spent.items() if took)
-    yield f"<g><title>{escaped(said)}</title>"
+    yield f"<g><title>{figures.escaped(said)}</title>"
     bottom = dict.fromkeys(range(timeline.intervals), 0.0)
     scale = panel.width / timeline.intervals
 
@@ -300,7 +228,7 @@ def _fill(panel: Panel, timeline: Timeline, lane: Lane, top: float, height: floa
             path += f"M{x:.1f} {y:g}h{wide:.1f}v-{high:g}h-{wide:.1f}z" if high else ""
         return f'<path class="{colour}" d="{path}"/>' if path else ""
 
-    yield area(GRID, lane.lives)
+    yield area(figures.GRID, lane.lives)
     for state, colour in _COLOURS.items():
         cells = lane.spent.get(state, {})
         yield area(colour, cells)
@@ -322,7 +250,7 @@ def _marks(lanes: Sequence[Lane]) -> tuple[list[tuple[int, str, Mark]], int]:
 
 
 def _symbol(
-    panel: Panel, timeline: Timeline, lane: int, kind: str, mark: Mark, row: float
+    panel: figures.Panel, timeline: Timeline, lane: int, kind: str, mark: Mark, row: float
 ) -> Iterator[str]:
     x, _ = panel.at(mark.at - timeline.begin, 0.0)
     more = f" (and {mark.count - 1} more)" if mark.count > 1 else ""
@@ -332,7 +260,7 @@ def _symbol(
 
 def _drawn(kind: str, x: float, y: float, said: str = "") -> str:
     path, colour, _ = _SYMBOLS[kind]
-    inner = f"<title>{escaped(said)}</title>" if said else ""
+    inner = f"<title>{figures.escaped(said)}</title>" if said else ""
     halo = 'stroke="var(--paper,#fff)" stroke-width="4.5" stroke-linejoin="round"'
     place = f'd="{path}" transform="translate({x:.1f} {y:.1f})"'
     line = 'stroke="currentColor" stroke-width="2"'
@@ -346,7 +274,7 @@ def _deaths(activity: Activity) -> tuple[Table, ...]:
         (
             death.worker,
             death.host,
-            moment(death.at, zone=False),
+            figures.moment(death.at, zone=False),
             death.evidence,
             death.explained or "no",
             count(death.item),

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from hpc_toolkit.report.panel import BAD, DIM, GOOD, WARN
+from hpc_toolkit.report.panel import BAD, DIM, GOOD, WARN, Bar, Row
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.system.terminal import columns, cut, pad, printable, wrap
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpc_toolkit.report.panel import Bar, Row
 
 _CODES = {GOOD: "32", BAD: "31", WARN: "33", DIM: "2"}
 _BOLD = "1"

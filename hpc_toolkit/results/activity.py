@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.queue.presence import FINISHED
+from hpc_toolkit.queue.presence import FINISHED, Presence
 from hpc_toolkit.results import records
-from hpc_toolkit.results.distributions import Durations, group_name
-from hpc_toolkit.results.records import Attempt, Claim, Death, Release
+from hpc_toolkit.results.records import Attempt, Claim, Death, Release, Work
+from hpc_toolkit.results.sums import Durations, group_name
 from hpc_toolkit.results.workers import (
     ALIVE,
     DIED,
@@ -24,27 +25,28 @@ from hpc_toolkit.results.workers import (
     end_of,
     living_workers,
 )
+from hpc_toolkit.system.clock import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.results.history import History
-    from hpc_toolkit.results.records import Work
-    from hpc_toolkit.system.clock import Clock
 
 WORK, LOAD, WAIT, TAIL, FAILED, DUPLICATE = "work", "load", "wait", "tail", "failed", "duplicate"
 RUNNING = "running"
 STATES = {
     WORK: "in items whose result counts",
-    LOAD: "in unit runs outside of items: loading code and models, and starting executors",
-    WAIT: "without a unit before the last one: starting up, and waiting for something to claim",
-    TAIL: "from the end of a worker's last unit run to its exit: nothing was left to claim",
-    FAILED: "in attempts that failed, were killed, or were lost with their worker",
-    DUPLICATE: "in items whose result another worker gave as well",
+    LOAD: "in unit runs outside of items: loading code and models, and starting executors. To save"
+    " some, group items by model (--group-by), or give claims more items (--items-per-claim)",
+    WAIT: "without a unit before the last one: starting up, and waiting for something to claim."
+    " Jobs started slowly, or there was too little to claim: in a campaign, raise 'pending'",
+    TAIL: "from the end of a worker's last unit run to its exit: nothing was left to claim. To save"
+    " some, put the longest items first, make claims smaller, or use fewer workers",
+    FAILED: "in attempts that failed, were killed, or were lost with their worker;"
+    " 'hpctk try --item N' runs one item here",
+    DUPLICATE: "in items whose result another worker gave as well: a worker seemed dead, for"
+    " example because its filesystem hung",
     RUNNING: "in the items that living workers run now",
 }
-"""The states of a worker, and what its seconds in them were spent on."""
+"""The states of a worker, what its seconds in them were spent on, and how to save some."""
 
 _OUTCOMES = {records.DONE: WORK, records.DUPLICATE: DUPLICATE}
 _LONGEST, _DEATHS, _MOST_GROUPS = 15, 100, 2_000
@@ -136,7 +138,6 @@ class Activity:
     lives_s: float = 0.0
     """Seconds from the start of each worker to its last sign of life, added up."""
     workers: int = 0
-    hosts: set[str] = field(default_factory=set)
     outcomes: Counter[str] = field(default_factory=Counter)
     """Number of attempts by outcome."""
     groups: dict[tuple[str, str], Durations] = field(default_factory=dict)
@@ -240,8 +241,6 @@ class _Reader:
             lane = self._lanes.get(name) or self.found.timeline.other
             self._workers[name] = worker = _Worker(lane, presence, began, began)
             self.found.workers += 1
-            if presence is not None:
-                self.found.hosts.add(presence.host)
             if presence is not None and presence.restart:
                 text = f"{name} started, requeue {presence.restart} of job {presence.job}"
                 self._mark(worker, REQUEUED, began, text)

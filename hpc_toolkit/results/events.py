@@ -1,4 +1,5 @@
-"""What happened in a run: as one stream of JSON objects in the order of time, and its latest part.
+"""What happened in a run: as one stream of JSON objects in the order of time, its latest part, and
+the trace, a row for each attempt at an item.
 
 Times are those of the records (:mod:`hpc_toolkit.results.records`).
 """
@@ -7,32 +8,38 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results import records
-from hpc_toolkit.results.entries import EntryReader, lives
+from hpc_toolkit.results.history import History
 from hpc_toolkit.results.records import (
     Attempt,
     Claim,
     Death,
+    EntryReader,
     Life,
     LogEntry,
+    Record,
     Release,
     Request,
     Submission,
+    lives,
 )
 from hpc_toolkit.results.workers import DIED
+from hpc_toolkit.rundir.layout import without_places
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from hpc_toolkit.results.tables import Row
 
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.results.history import History
-    from hpc_toolkit.results.records import Record
 
 Event = dict[str, Any]
 """``at``: epoch seconds, None if no file records the time; ``event``: its kind; and more keys."""
@@ -62,10 +69,7 @@ _FIELDS = {
 """The keys of each kind of event, with the field of the record where its name is another one."""
 _PAIRS = {kind: [word.partition("=") for word in words.split()] for kind, words in _FIELDS.items()}
 _ROWS = {
-    kind: (
-        [key for key, _, _ in pairs[1:]],
-        attrgetter(*(field or key for key, _, field in pairs)),
-    )
+    kind: ([key for key, _, _ in pairs[1:]], attrgetter(*(field or key for key, _, field in pairs)))
     for kind, pairs in _PAIRS.items()
 }
 _OBSERVED = ("arm", "scores", "stderrs", "seconds", "failed")
@@ -248,3 +252,58 @@ def _joined(events: list[Recent], most: int) -> list[Recent]:
             found.append(one)
         begun[one.what] = (place, one.at)
     return found
+
+
+@dataclass
+class Trace:
+    """The attempts of a run as rows, which are read again each time that they are used.
+
+    They are in the order in which attempts ended; ``stage``: only those of a stage.
+    """
+
+    view: RunView
+    stage: str | None = None
+    count: int = 0
+    """Number of rows, once all were read."""
+    own: ClassVar = (
+        *("number", "stage", "unit", "generation", "attempt", "outcome"),
+        *("begin", "end", "seconds", "worker", "host", "job", "error"),
+    )
+    """Columns that describe an attempt, in this order, after the columns of its item."""
+
+    def __iter__(self) -> Iterator[Row]:
+        history, self.count = History(self.view), 0
+        history.refresh()
+        stages = self.view.stages
+
+        # Workers run their units side by side.
+        @lru_cache(maxsize=2 * len(self.view.readers))
+        def lines_of(stage: str, entry: int, unit: str) -> list[bytes]:
+            """The JSON of a unit's items; empty if its segment is damaged."""
+            with suppress(RunError, OSError):
+                return stages[stage].log.segments[entry].lines(stages[stage].unit(unit))
+            return []
+
+        for record in history.work():
+            if isinstance(record, Attempt) and self.stage in (None, record.stage):
+                self.count += 1
+                presence = history.presences.get(record.worker)
+                seconds = record.seconds
+                lines = lines_of(record.stage, record.entry, record.unit)
+                place = record.position - stages[record.stage].unit(record.unit).first
+                yield {
+                    "item": without_places(json.loads(lines[place])) if lines else {},
+                    "number": record.item,
+                    "stage": record.stage,
+                    "unit": record.unit,
+                    "generation": record.generation,
+                    "attempt": record.number,
+                    "outcome": record.outcome,
+                    "begin": record.begin,
+                    "end": record.end,
+                    "seconds": seconds if seconds is None else round(seconds, 6),
+                    "worker": record.worker,
+                    "host": record.host,
+                    "job": presence.job if presence is not None else None,
+                    "error": record.error,
+                }

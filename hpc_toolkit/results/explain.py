@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import ItemsError
-from hpc_toolkit.queue.state import ItemState
-from hpc_toolkit.results.journals import ATTEMPTS, records_of
-from hpc_toolkit.rundir.layout import shown_item
+from hpc_toolkit.queue.items import Item
+from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.queue.state import History, ItemState, Ref
+from hpc_toolkit.queue.units import Unit
+from hpc_toolkit.queue.view import RunView, StageView
+from hpc_toolkit.results.workers import ATTEMPTS, records_of
+from hpc_toolkit.rundir.layout import shown_item, without_places
 from hpc_toolkit.system.record import Record, asdict, fresh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.state import Ref
-    from hpc_toolkit.queue.units import Unit
-    from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.queue.following import Ref as ItemRef
 
 
 _DIGITS = 19
@@ -100,8 +100,8 @@ def number_of(view: RunView, stage: StageView, unit: Unit, position: int) -> int
     for one in view.stages.values():
         for entry, segment in one.log.segments.items():
             if one is stage and entry == unit.entry:
-                return before + (position if segment.order is None else segment.order[position])
-            before += segment.count
+                return before + segment.number(position)
+            before += segment.count if segment.numbers is None else 0
     raise AssertionError(unit.name)
 
 
@@ -119,7 +119,7 @@ def find_item(view: RunView, text: str) -> FoundItem:
         count = sum(segment.count for log in logs for segment in log.segments.values())
         hint = f"give its number (0 to {count - 1}), or a part of its JSON"
         raise ItemsError(message, hint=hint if count else "the run has no items yet")
-    examples = ", ".join(json.dumps(match.item) for match in found[:3])
+    examples = ", ".join(json.dumps(shown_item(match.item)) for match in found[:3])
     message = f"{text!r} matches {len(found)} items: {examples}, ..."
     raise ItemsError(message, hint="give more of its JSON")
 
@@ -136,11 +136,12 @@ def _numbered(view: RunView, number: int) -> Iterator[FoundItem]:
     """Read only the unit of the item, since a list may be long."""
     for stage in view.stages.values():
         for segment in stage.log.segments.values():
-            if 0 <= number < segment.count:
-                position = number if segment.order is None else segment.order.index(number)
+            order = segment.numbers or segment.order
+            if 0 <= number < segment.count if order is None else number in order:
+                position = number if order is None else order.index(number)
                 unit = segment.unit_of(position)
                 yield FoundItem(stage, unit, position, json.loads(item_json(stage, unit, position)))
-            number -= segment.count
+            number -= segment.count if segment.numbers is None else 0
 
 
 def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
@@ -176,7 +177,7 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
     floor = stage.state.floor(unit.entry, found.position)
     kept = ("type", "generation", "at", "seconds", "value", "error", "traceback", "log")
     return {
-        "item": found.item,
+        "item": without_places(found.item),
         "stage": stage.paths.name,
         "unit": unit.name,
         "group": stage.log.segments[unit.entry].group_of(unit),
@@ -190,7 +191,11 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
             for n in range(1, stage.claims.generation(unit.name) + 1)
         ],
         "attempts": [
-            {"worker": worker, **{key: line[key] for key in kept if key in line}}
+            {
+                "worker": worker,
+                **{key: line[key] for key in kept if key in line},
+                **_needs(stage, history, floor, line["generation"]),
+            }
             for worker, line in attempts_of(view, found)
         ],
         "deaths": [
@@ -203,9 +208,45 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
             }
             for generation, death in sorted(state.deaths.items())
         ],
+        **_needs(stage, history, floor),
         "lifted_to_generation": floor,
         "counting_attempts": history.attempts(floor) if history is not None else 0,
     }
+
+
+def _needs(
+    stage: StageView, history: History | None, floor: int, generation: float = math.inf
+) -> dict[str, Any]:
+    """The needs of an item in a generation, if they grow; by default of its next attempt."""
+    if stage.retry is None:
+        return {}
+    from hpc_toolkit.system.needs import needs_after
+
+    since = floor if generation > floor else 0  # earlier retries are not known
+    growth = 0 if history is None else history.growth(since, generation)
+    return {"needs": needs_after(stage.spec, growth)}
+
+
+def explain_absent(view: RunView, text: str) -> dict[str, Any] | None:
+    """Why an item of a list was not added yet (rule R17); None: no item has this number or text."""
+    from hpc_toolkit.queue.followingitems import following  # 'hpctk status' needs none of it
+
+    for name, one in following(view).items():
+        if found := one.absent(_compact(text)):
+            state, stage = "skipped" if found.skipped else "waiting", view.stages[name]
+            causes = [_cause(view, stage, item, ref) for item, ref in found.causes]
+            return {"item": found.item, "stage": name, "state": state, "after": causes}
+    return None
+
+
+def _cause(view: RunView, stage: StageView, item: Item, ref: ItemRef | None) -> dict[str, Any]:
+    if ref is None:
+        return {"item": item, "state": "waiting"}
+    unit = stage.state.units[stage.log.segments[ref[0]].unit_of(ref[1]).name]
+    history = unit.histories.get(ref[1])
+    failure = history.last_failure(stage.state.floor(*ref)) if history else None
+    error = {} if failure is None else {"error": _first_line(_record(view, failure))}
+    return {"item": item, "state": str(stage.state.item_state(unit, ref[1])), **error}
 
 
 def _owner(stage: StageView, unit: Unit, generation: int) -> str | None:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import errno
 import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import repeat
 from operator import mod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
-from hpc_toolkit.queue.state import ItemState
-from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.queue.state import ItemState, Ref, UnitState
+from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.explain import unit_items
-from hpc_toolkit.results.published import PublishedTable, without_at
+from hpc_toolkit.results.published import PublishedTable, given_order, without_at
+from hpc_toolkit.results.status import Search
 from hpc_toolkit.results.tables import Row, Table
+from hpc_toolkit.results.workers import not_shown
 from hpc_toolkit.rundir.journal import CRC_LENGTH, is_whole, read_spans
-from hpc_toolkit.rundir.layout import CALLS
+from hpc_toolkit.rundir.layout import CALLS, Manifest, without_places
+from hpc_toolkit.rundir.valuefiles import value_columns
+from hpc_toolkit.system.clock import Seldom
 from hpc_toolkit.system.jsonlines import (
     decode,
     decode_each,
@@ -25,13 +33,6 @@ from hpc_toolkit.system.jsonlines import (
     without_collections,
 )
 from hpc_toolkit.system.quantities import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-    from pathlib import Path
-
-    from hpc_toolkit.queue.state import Ref, UnitState
-    from hpc_toolkit.queue.view import RunView, StageView
 
 _CATCH_UP_S = 10.0
 """Seconds to wait for lines that a worker has synced and that this host does not show yet."""
@@ -63,8 +64,8 @@ def gather(view: RunView, name: str, *, partial: bool = False, publish: bool = T
     stage = view.stages[name]
     while True:
         view.poll()
-        if stage.log.table is not None and stage.log.last_retry < stage.log.table[0]:
-            return _table(PublishedTable.read(stage))
+        if stage.log.is_published:
+            return _table(stage, PublishedTable.read(stage))
         if not partial:
             _refuse_incomplete(view, stage)
         kept = None if stage.log.table is None else PublishedTable.read(stage)
@@ -76,7 +77,7 @@ def gather(view: RunView, name: str, *, partial: bool = False, publish: bool = T
             rows = _rows(view, stage, kept)
             if name := stage.log.add_table(made.write(rows, _failed(stage))):
                 made.path = stage.paths.root / name
-                return _table(made)
+                return _table(stage, made)
         except TryAgainLaterError:
             if stage.complete:
                 raise
@@ -87,9 +88,23 @@ def gather(view: RunView, name: str, *, partial: bool = False, publish: bool = T
             return _provisional(view, stage, kept)  # a reader without write access
 
 
-def _table(found: PublishedTable) -> Table:
+def _table(stage: StageView, found: PublishedTable) -> Table:
     failed = sum(map(len, found.failed.values()))
-    return Table(found.lines, found.count, failed, published=True)
+    return Table(_shown(stage, found.lines), found.count, failed, published=True)
+
+
+def _shown(stage: StageView, lines: Callable[[], Iterator[bytes]]) -> Callable[[], Iterator[bytes]]:
+    """The lines without the places of results in items that were made of them (rule R17)."""
+    if not stage.spec.after:
+        return lines
+
+    def shown() -> Iterator[bytes]:
+        for some in lines():
+            rows = decode_each(some.splitlines())
+            found = [{**row, "item": without_places(row["item"])} for row in rows]
+            yield b"".join(b"%b\n" % line for line in encode_each(found))
+
+    return shown
 
 
 def _catch_up(view: RunView, stage: StageView) -> list[str]:
@@ -124,7 +139,7 @@ def _refuse_incomplete(view: RunView, stage: StageView) -> None:
         items = unit_items(stage, unit)
         for position in stage.state.pending(name):
             found[unit.entry, position] = items[position - unit.first]
-    pending = [found[key] for key in _given(stage, found)]
+    pending = [without_places(found[key]) for key in _given(stage, found)]
     if not pending and stage.spec.workload.function == CALLS:
         return  # later calls of the script are other items
     sealed = "" if stage.log.sealed else ", and the stage is open for more"
@@ -140,11 +155,7 @@ def _refuse_incomplete(view: RunView, stage: StageView) -> None:
 def _given(stage: StageView, keys: Iterable[ItemKey]) -> list[ItemKey]:
     """Items in the order in which they were given."""
 
-    def given(key: ItemKey) -> ItemKey:
-        order = stage.log.segments[key[0]].order
-        return key if order is None else (key[0], order[key[1]])
-
-    return sorted(keys, key=given)
+    return sorted(keys, key=partial(given_order, stage.log.segments))
 
 
 def _failed(stage: StageView) -> dict[int, set[int]]:
@@ -166,7 +177,7 @@ def _provisional(view: RunView, stage: StageView, kept: PublishedTable | None) -
 
     def lines() -> Iterator[bytes]:
         units = _rows(view, stage, kept)
-        if all(segment.order is None for segment in stage.log.segments.values()):
+        if all(one.order is None and one.numbers is None for one in stage.log.segments.values()):
             yield from (without_at(rows) for _, _, rows in units)
             return
         found = {
@@ -177,7 +188,7 @@ def _provisional(view: RunView, stage: StageView, kept: PublishedTable | None) -
         yield from (without_at([found[key]]) for key in _given(stage, found))
 
     failed = sum(map(len, _failed(stage).values()))
-    return Table(lines, count, failed, published=False)
+    return Table(_shown(stage, lines), count, failed, published=False)
 
 
 def _rows(
@@ -327,3 +338,36 @@ def _lines_of(
 def _changed(path: Path) -> TryAgainLaterError:
     message = f"{path} is not what it was when it was first read"
     return TryAgainLaterError(message, hint="try again; 'hpctk doctor RUN' names damaged lines")
+
+
+def study_so_far(
+    view: RunView, manifest: Manifest, kept: Seldom[dict[str, Any]], complete: bool
+) -> Search:
+    """The search of a study: its best trial so far, and how many trials were pruned."""
+    found, _ = kept.read(lambda: _so_far(view, manifest), complete)
+    return Search(found["best"], found)
+
+
+def _so_far(view: RunView, manifest: Manifest) -> dict[str, Any]:
+    (stage,) = manifest.stages
+    options = stage.workload.options
+    sign = -1 if options["directions"] == ["maximize"] else 1
+    counts: Counter[str] = Counter()
+    best: tuple[float, int, dict[str, Any]] | None = None
+    for row in gather(view, stage.name, partial=True, publish=False):
+        value = value_columns(row)
+        counts[value.get("state", "FAIL")] += 1
+        if value.get("state") == "COMPLETE" and "value" in value:
+            this = (sign * value["value"], row["item"]["trial"], value)
+            best = min(best or this, this, key=lambda one: one[:2])
+    shown = None
+    if best is not None:
+        params = {key.removeprefix("params."): best[2][key] for key in best[2] if "params." in key}
+        arm = ",".join(f"{key}={value}" for key, value in params.items())
+        shown = {"arm": arm, "reward": best[2]["value"], "trial": best[1], "stderr": None}
+    words = [
+        one["of"] if isinstance(one, dict) else one
+        for one in (options["sampler"], options["pruner"])
+        if one != "none"
+    ]
+    return {"policy": ", ".join(words), "trials": dict(counts), "best": shown}

@@ -9,30 +9,38 @@ from __future__ import annotations
 import heapq
 import math
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hpc_toolkit.queue.claims import claim_name
-from hpc_toolkit.queue.state import ItemState, Ref
+from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.queue.state import ItemState, Ref, UnitState
+from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results import records
-from hpc_toolkit.results.entries import EntryReader, lives
-from hpc_toolkit.results.journals import chunk_of, end_of_journal, last_line_at, lines_of
-from hpc_toolkit.results.records import Attempt, Claim, Death, Life, Release
-from hpc_toolkit.results.workers import living_workers
-from hpc_toolkit.rundir.journal import next_release
-from hpc_toolkit.system.clock import SystemClock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.state import UnitState
-    from hpc_toolkit.queue.view import RunView, StageView
-    from hpc_toolkit.results.records import Record, Submission, Work
-    from hpc_toolkit.rundir.journal import Line
-    from hpc_toolkit.system.clock import Clock
+from hpc_toolkit.results.records import (
+    Attempt,
+    Claim,
+    Death,
+    EntryReader,
+    Life,
+    Record,
+    Release,
+    Submission,
+    Work,
+    lives,
+)
+from hpc_toolkit.results.workers import (
+    chunk_of,
+    end_of_journal,
+    last_line_at,
+    lines_of,
+    living_workers,
+)
+from hpc_toolkit.rundir.journal import Line, next_release
+from hpc_toolkit.system.clock import Clock, SystemClock
 
 _AHEAD = 1 << 16
 """Bytes read at once to find the end of a unit run: most are shorter."""
@@ -73,6 +81,11 @@ class _Unit(NamedTuple):
         unit = state.unit
         return cls(stage, state, unit.name, stage.log.segments[unit.entry].group_of(unit))
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """The names of the stage and of the unit, which all records have."""
+        return {"stage": self.stage.spec.name, "unit": self.name}
+
     def number(self, item: int, generation: int) -> int:
         """Number of an attempt of an item, from 1."""
         history = self.state.histories.get(item)
@@ -96,8 +109,7 @@ class _Unit(NamedTuple):
             at = self._file_time(generation)
             clock = records.UNKNOWN if at is None else records.BY_FILE
         return Claim(
-            stage=self.stage.spec.name,
-            unit=self.name,
+            **self.place,
             generation=generation,
             worker=worker,
             at=at,
@@ -162,7 +174,7 @@ class History:
         for stage in self.view.stages.values():
             for entry, segment in stage.log.segments.items():
                 self._first[stage.spec.name, entry] = number
-                number += segment.count
+                number += segment.count if segment.numbers is None else 0
 
     def records(self) -> Iterator[tuple[float, Record]]:
         """All that the last :meth:`refresh` read and that was not returned before.
@@ -211,8 +223,8 @@ class History:
 
     def item_number(self, stage: str, entry: int, position: int) -> int:
         """Number of an item in the run, as ``hpctk explain --item`` takes it."""
-        order = self.view.stages[stage].log.segments[entry].order
-        return self._first[stage, entry] + (order[position] if order else position)
+        segment = self.view.stages[stage].log.segments[entry]
+        return self._first[stage, entry] + segment.number(position)
 
     def seen(self, worker: str) -> float | None:
         """A worker's last sign of life, by its own clock: its last heartbeat or journal line."""
@@ -250,7 +262,8 @@ class History:
             yield from self._death(unit, record, worker, course.ended)
         elif record["type"] == "release":
             self._shown.discard(run)  # its claim cannot come again
-            yield at, _release(unit, worker, record)
+            facts = {key: record[key] for key in ("generation", "seconds", "done", "failed")}
+            yield at, Release(**unit.place, worker=worker, at=at, **facts)
         else:
             yield at, self._attempt(unit, worker, line)
             course.ended = at
@@ -308,15 +321,14 @@ class History:
 
     def _ended(self, unit: _Unit, record: dict[str, Any], **facts: Any) -> Attempt:
         """An attempt at the item of a journal line."""
-        entry, generation = unit.state.unit.entry, record["generation"]
+        generation = record["generation"]
         presence = self.presences.get(facts["worker"])
         return Attempt(
-            stage=unit.stage.spec.name,
-            entry=entry,
+            **unit.place,
+            entry=unit.state.unit.entry,
             position=record["item"],
-            item=self.item_number(unit.stage.spec.name, entry, record["item"]),
+            item=self._number(unit, record),
             group=unit.group,
-            unit=unit.name,
             generation=generation,
             number=unit.number(record["item"], generation),
             host=presence.host if presence is not None else record.get("host", ""),
@@ -343,22 +355,12 @@ class History:
             error=first_line(evidence if own else f"worker died: {evidence}"),
         )
         yield at, attempt
-        yield at, self._dead(unit, record, by)
+        keys = ("generation", "worker", "host", "evidence", "explained", "at")
+        facts = {key: record[key] for key in keys}
+        yield at, Death(**unit.place, item=self._number(unit, record), by=by, **facts)
 
-    def _dead(self, unit: _Unit, record: dict[str, Any], by: str) -> Death:
-        stage, entry = unit.stage.spec.name, unit.state.unit.entry
-        return Death(
-            stage=stage,
-            unit=unit.name,
-            generation=record["generation"],
-            item=self.item_number(stage, entry, record["item"]),
-            worker=record["worker"],
-            host=record["host"],
-            by=by,
-            evidence=record["evidence"],
-            explained=record["explained"],
-            at=record["at"],
-        )
+    def _number(self, unit: _Unit, record: dict[str, Any]) -> int:
+        return self.item_number(unit.stage.spec.name, unit.state.unit.entry, record["item"])
 
     def _last_end(self, worker: str, run: _Run) -> float | None:
         """When a dead worker's last attempt in a unit run ended, and so its next one began."""
@@ -372,19 +374,6 @@ class History:
 
 def _run_of(record: dict[str, Any]) -> _Run:
     return record["unit"], record["generation"]
-
-
-def _release(unit: _Unit, worker: str, record: dict[str, Any]) -> Release:
-    return Release(
-        stage=unit.stage.spec.name,
-        unit=unit.name,
-        generation=record["generation"],
-        worker=worker,
-        at=record["at"],
-        seconds=record["seconds"],
-        done=record["done"],
-        failed=record["failed"],
-    )
 
 
 def first_line(text: object) -> str:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.queue.left import pending_by_growth
+from hpc_toolkit.queue.presence import WAITING, Presence, read_presence
 from hpc_toolkit.queue.state import ItemState
-from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.queue.view import RunView, StageView
+from hpc_toolkit.results.workers import not_shown
 from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.system.quantities import counted
-from hpc_toolkit.system.record import Record
+from hpc_toolkit.system.record import Record, replace
 from hpc_toolkit.worker.pausing import pause_reason
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.view import RunView, StageView
-
 
 _NEW_S = 60.0
 """More than clocks usually differ by, and than a new file is without its first line."""
@@ -49,11 +47,20 @@ class StageCounts(Record):
     """Whether no more items can be added."""
     coming: int = 0
     """Items that the search of a campaign may still request; not in ``total``."""
+    waiting: int = 0
+    """Items that results of earlier stages will make, at least; not in ``total``."""
+    skipped: int = 0
+    """Items that were not made because an earlier one has failed; not in ``total``."""
 
     @property
     def left(self) -> int:
         """Items in the queue without a result that are not failed for good."""
         return self.pending + self.running + self.claimed
+
+    @property
+    def whole(self) -> int:
+        """Items there are and will be, as far as is known."""
+        return self.total + self.coming + self.waiting
 
 
 class WorkerCounts(Record):
@@ -108,6 +115,20 @@ def count_items(stage: StageView, alive: set[str], possible: set[str]) -> StageC
     )
 
 
+def with_following(view: RunView, stages: dict[str, StageCounts]) -> dict[str, StageCounts]:
+    """The counts, with the items that stages after others will have, or lack."""
+    if not any(stage.spec.after for stage in view.stages.values()):
+        return stages
+    from hpc_toolkit.queue.followingitems import following  # few runs have such stages
+
+    expected = {name: counts.total for name, counts in stages.items()}
+    for name, stage in following(view).items():
+        waiting, skipped = stage.coming(expected), sum(1 for _ in stage.skipped())
+        stages[name] = replace(stages[name], waiting=waiting, skipped=skipped)
+        expected[name] += waiting
+    return stages
+
+
 def _holder(stage: StageView, unit: str) -> str | None:
     """Return the worker that holds a unit; None: nobody does, "": its name cannot be read."""
     generation = stage.claims.generation(unit)
@@ -144,7 +165,10 @@ def no_progress(
         if reason and not workers.alive:
             fix = "fix the cause, then 'hpctk retry' and start workers"
             return PAUSED, f"paused: {reason}; {unless}{fix}"
-    left = any(counts.left for counts in stages.values())
+    stages_left = (
+        one.left or (view.stages[n].spec.after and not one.sealed) for n, one in stages.items()
+    )
+    left = any(stages_left)
     # A worker whose file cannot be read is not known to be dead.
     perhaps = moving and workers.unreadable
     if not workers.alive and not perhaps and (left or campaign):
@@ -178,10 +202,73 @@ def _waiting(
     return OPEN, f"{state}, the list is open: {add}"
 
 
+def unmet_stages(
+    view: RunView,
+    stages: dict[str, StageCounts],
+    known: Mapping[str, Presence],
+    alive: Collection[str],
+    run: str,
+) -> list[dict[str, Any]]:
+    """The stages with pending items that no living worker can hold; without one, none that ended.
+
+    ``known`` are the presences that could be read. Items whose needs grew are listed by themselves.
+    """
+    needing = [(name, one) for name, one in view.stages.items() if one.spec.needs or one.retry]
+    found = []
+    for name, stage in needing:
+        from hpc_toolkit.system.needs import needs_after, submit_options, unmet  # few runs need it
+
+        has = [known[one].place["has"] for one in alive or known if "has" in known[one].place]
+        pending = stages[name].pending
+        wanted = pending_by_growth(stage) if stage.retry else {0: pending}
+        for growth, number in wanted.items() if pending else ():
+            needs, items = needs_after(stage.spec, growth), min(number, pending)
+            if items and (why := unmet(needs, has)):
+                why = why.replace("need ", "needs ", 1) if items == 1 else why
+                text = f"{counted(items, 'item')} of {name} {why}"
+                options = submit_options(needs)
+                submit = f"hpctk submit --run {quote(run)} {options}" if options else ""
+                one = {"stage": name, "items": items, "needs": needs, "text": text}
+                found.append(one | {"submit": submit})
+    return found
+
+
+def waiting_workers(known: Mapping[str, Presence], alive: set[str]) -> list[str]:
+    """A warning about living workers that wait for their filesystem."""
+    names = [name for name in sorted(alive & known.keys()) if known[name].note.startswith(WAITING)]
+    if not names:
+        return []
+    more = f" and {counted(len(names) - 1, 'other worker')}" if names[1:] else ""
+    why = known[names[0]].note.removeprefix(WAITING)
+    wait = "wait" if names[1:] else "waits"
+    return [f"{names[0]}{more} {wait} for the filesystem, with the model loaded: {why}"]
+
+
+def grown_needs(view: RunView) -> list[dict[str, Any]]:
+    """Needs that grew because items ran out, with the numbers of these items by state."""
+    found: dict[tuple[str, int], Counter[str]] = {}
+    for name, stage in view.stages.items():
+        begun = stage.state.begun if stage.retry is not None else ()
+        for unit in (stage.state.units[one] for one in begun):
+            for item in unit.histories:
+                if growth := stage.state.growth(unit, item):
+                    counts = found.setdefault((name, growth), Counter())
+                    counts[str(stage.state.item_state(unit, item))] += 1
+    from hpc_toolkit.system.needs import needs_after  # few runs need it
+
+    grown = []
+    for (name, growth), counts in sorted(found.items()):
+        stage = view.stages[name]
+        most = stage.retry is not None and growth == stage.retry.steps
+        needs = needs_after(stage.spec, growth)
+        grown.append({"stage": name, "needs": needs, "most": most, **counts})
+    return grown
+
+
 def unreadable_workers(view: RunView, seen: Mapping[str, Presence | None]) -> list[str]:
     """A warning about workers of which it is not known whether they run."""
     unread = [name for name, presence in seen.items() if presence is None]
-    names = [name for name in unread if not _is_new(view.paths.worker(name))]
+    names = [name for name in unread if not _may_be_fine(view.paths.worker(name))]
     if not names:
         return []
     more = f" and {counted(len(names) - 1, 'more file')}" if names[1:] else ""
@@ -190,12 +277,13 @@ def unreadable_workers(view: RunView, seen: Mapping[str, Presence | None]) -> li
     return [f"{path}{more} cannot be read: {whose} may be running or not"]
 
 
-def _is_new(path: Path) -> bool:
-    """Whether a file was just created, and its first content is still to come."""
+def _may_be_fine(path: Path) -> bool:
+    """Whether a file was just created, without its first content, or is complete by now."""
     with suppress(OSError):
         info = path.stat()
-        return info.st_size == 0 and abs(time.time() - info.st_mtime) < _NEW_S
-    return False
+        if info.st_size == 0:
+            return abs(time.time() - info.st_mtime) < _NEW_S
+    return read_presence(path) is not None
 
 
 def hidden_entries(view: RunView) -> list[str]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hpc_toolkit.errors import TryAgainLaterError
+from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.log import damaged
+from hpc_toolkit.queue.view import StageView
 from hpc_toolkit.system.jsonlines import batches, decode, decode_each, encode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from hpc_toolkit.queue.view import StageView
 
 
 class PublishedTable:
@@ -106,6 +104,11 @@ class PublishedTable:
 
     def lines(self) -> Iterator[bytes]:
         """One or more lines at once: the rows, in the order in which their items were given."""
+        if any(segment.numbers for segment in self._segments.values()):
+            keys = [(e, p) for e, at in self._offsets.items() for p in range(len(at)) if at[p]]
+            keys.sort(key=partial(given_order, self._segments))
+            yield from map(without_at, batches(self._lines_at(keys)))
+            return
         if not self._plain or any(segment.order for segment in self._segments.values()):
             for entry in self._segments:
                 yield from map(without_at, batches(self.lines_of(entry, self._given(entry))))
@@ -124,9 +127,12 @@ class PublishedTable:
 
     def lines_of(self, entry: int, positions: Iterable[int]) -> Iterator[bytes]:
         """The lines of some rows, as we write them."""
+        return self._lines_at((entry, position) for position in positions)
+
+    def _lines_at(self, keys: Iterable[tuple[int, int]]) -> Iterator[bytes]:
         with self.path.open("rb") as file:
             at = 0
-            for position in positions:
+            for entry, position in keys:
                 offset = self._offsets[entry][position]
                 if offset != at:
                     file.seek(offset)
@@ -137,6 +143,12 @@ class PublishedTable:
                 else:  # of another writer
                     row = decode(line.decode())
                     yield encode({"at": row.pop("at"), **row}).encode() + b"\n"
+
+
+def given_order(segments: Mapping[int, Segment], key: tuple[int, int]) -> tuple[int, int]:
+    """What to sort items (entry, position) by, so that they are in the order of their list."""
+    segment = segments[key[0]]
+    return (0 if segment.numbers else key[0]), segment.number(key[1])
 
 
 def without_at(lines: list[bytes]) -> bytes:

@@ -24,7 +24,7 @@ import math
 import re
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from hpc_toolkit.bandit.bench.replay import ScoreTable
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats, TaskSet
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.science.workloads.pythia import LAST_STEP
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmb]?)", re.IGNORECASE)
 _STEP = re.compile(r"step([0-9]{1,15})")

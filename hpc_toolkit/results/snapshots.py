@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,27 +16,21 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.queue.claims import Claims
-from hpc_toolkit.queue.items import canonical
+from hpc_toolkit.queue.items import Item, canonical
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
-from hpc_toolkit.results.tables import row_fault
+from hpc_toolkit.results.tables import Row, row_fault
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
-from hpc_toolkit.rundir.layout import Manifest, parse_manifest, shown_item
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, parse_manifest, shown_item
 from hpc_toolkit.rundir.values import is_stored
-from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.clock import Clock, SystemClock
 from hpc_toolkit.system.jsonlines import encode
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.status import Status
-    from hpc_toolkit.results.tables import Row
-    from hpc_toolkit.rundir.layout import RunPaths, StageSpec
-    from hpc_toolkit.system.clock import Clock
 
 FORMAT = 1
 KIND = "hpctk snapshot"
@@ -178,6 +173,27 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
     if snapshot.counts != record["counts"]:
         raise ValueError(f"it holds {snapshot.counts}, and says {record['counts']}")
     return snapshot
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows that ``hpctk gather`` wrote as JSON; else ConfigError or RunError."""
+    hint = "'hpctk gather RUN -o FILE.jsonl' writes them"
+    if path.suffix not in (".jsonl", ".json"):
+        message = f"{path}: results are a run, a snapshot in .json, or rows in .jsonl or .json"
+        raise ConfigError(message, hint=hint)
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix == ".json":
+            rows: list[Row] = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+        raise RunError(f"{path} holds no gathered rows: {what}", hint=hint) from error
+    for number, row in enumerate(rows, 1):
+        if fault := row_fault(row):
+            raise RunError(f"{path} holds no gathered rows: row {number}: {fault}", hint=hint)
+    return rows
 
 
 class Snapshots:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from hpc_toolkit.queue.presence import DRAINING, FINISHED
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import group_failures
 from hpc_toolkit.results.progress import (
     OPEN,
@@ -13,24 +15,22 @@ from hpc_toolkit.results.progress import (
     WorkerCounts,
     count_items,
     damage,
+    grown_needs,
     hidden_entries,
     no_progress,
     sick_hosts,
+    unmet_stages,
     unreadable_workers,
+    waiting_workers,
+    with_following,
 )
 from hpc_toolkit.results.workers import OFF_S, clocks_off, corrected, living_workers
+from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.record import Record, asdict, fresh, replace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.system.clock import Clock
-
-    Presences = dict[str, Presence | None]
-    Ends = tuple[float | None, float | None]
-    """The ends of the interval of the time left, in seconds; None: not known."""
+Presences = dict[str, Presence | None]
+Ends = tuple[float | None, float | None]
+"""The ends of the interval of the time left, in seconds; None: not known."""
 
 _MOVING_S = 5.0
 _CORRECTED = "the elapsed time is corrected or left out, and items over time are not shown"
@@ -132,6 +132,12 @@ class Status(Record, kw_only=True):
     places: dict[str, dict[str, Any]] = fresh(factory=dict)
     """For each living worker that reported it: ``host``, and the ``cpus``, ``gpus`` and
     ``memory_bytes`` that it had at its start."""
+    unmet: list[dict[str, Any]] = fresh(factory=list)
+    """Stages whose items no worker can hold: ``stage``, ``items``, ``needs``, ``text``, and the
+    command ``submit`` of a job that can, if it is known."""
+    grown: list[dict[str, Any]] = fresh(factory=list)
+    """Needs of items that ran out of memory or time: ``stage``, ``needs``, whether they are the
+    ``most`` that the retry allows, and how many items are ``done``, ``failed`` or ``pending``."""
     doctor: str = ""
     """What 'hpctk doctor' reported about the directory; "" without a report, or if all was fine."""
     best: dict[str, Any] | None = None
@@ -142,7 +148,7 @@ class Status(Record, kw_only=True):
     @property
     def left(self) -> int:
         """Items without a result, with those that a search may still request."""
-        return sum(counts.left + counts.coming for counts in self.stages.values())
+        return sum(one.left + one.coming + one.waiting for one in self.stages.values())
 
     @property
     def is_paused(self) -> bool:
@@ -208,9 +214,10 @@ def read_status(
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: count_items(stage, alive, possible) for name, stage in view.stages.items()}
+    stages = with_following(view, stages)
     off, lives = _on_time(view, seen, clock)
     left = forecast(alive)
-    if left is not None:
+    if left is not None and campaign:
         coming = left.coming
         stages |= {name: replace(stages[name], coming=count) for name, count in coming.items()}
     last = list(view.stages.values())[-1].log
@@ -235,7 +242,7 @@ def read_status(
         throughput={} if off else _throughput(view),
         complete=view.complete,
         deaths=sum(stage.state.deaths for stage in view.stages.values()),
-        published=last.table is not None and last.last_retry < last.table[0],
+        published=last.is_published,
         reason=beside.reason(Halt(given, view.complete, halt, reason)),
         halt=halt,
         failures=[one.to_json() for one in group_failures(view, seen)],
@@ -243,6 +250,7 @@ def read_status(
             *hidden_entries(view),
             *sick_hosts(view),
             *unreadable_workers(view, seen),
+            *waiting_workers(known, alive),
             *damage(view, possible),
             *(f"the clock of host {host} is not that of others: {_CORRECTED}" for host in off[:3]),
         ],
@@ -254,6 +262,8 @@ def read_status(
             for worker in sorted(alive & known.keys())
             if known[worker].place
         },
+        unmet=unmet_stages(view, stages, known, alive, given),
+        grown=grown_needs(view) if any(one.retry for one in view.stages.values()) else [],
         cost=None if cost is None else asdict(cost),
         doctor=beside.doctor,
     )

@@ -1,20 +1,24 @@
-"""Write rows as JSON lines, CSV, npz or Parquet, by the file's suffix; read JSON lines back."""
+"""Write rows as JSON lines, CSV, npz or Parquet, by the file's suffix."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.layout import shown_item
 from hpc_toolkit.rundir.valuefiles import WHOLE, Values, value_columns
+from hpc_toolkit.rundir.values import natural
+from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.jsonlines import (
     AT_ONCE,
     batches,
@@ -22,11 +26,6 @@ from hpc_toolkit.system.jsonlines import (
     encode_each,
     without_collections,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
-    from pathlib import Path
-
 
 Row = dict[str, Any]
 """One gathered row: an item, its value or error, and how it came about."""
@@ -110,11 +109,12 @@ def json_lines(rows: Iterable[Row], _more: object = None) -> Iterator[bytes]:
 
 
 @without_collections()
-def write_table(path: Path, rows: list[Row] | Table, values: Values | None = None) -> None:
+def write_table(path: Path, rows: Iterable[Row], values: Values | None = None) -> None:
     """Write rows in the format of the file's suffix; the file is replaced atomically.
 
-    CSV, npz and Parquet have a column per key: first the items' keys, then :data:`OWN`, then
-    :data:`INHERITED` if any row has it, then the values' keys with the prefix ``value.``. A column
+    ``rows`` may be read twice. CSV, npz and Parquet have a column per key: first the items' keys,
+    then :data:`OWN` or the ``own`` of the rows, then :data:`INHERITED` if any row has it, then the
+    values' keys with the prefix ``value.``. A column
     after the items' keys gets the prefix ``hpctk.`` if any item has a key of the same name. A value
     that is not a dict is the column ``value``. CSV has JSON for what is neither number nor text.
     An npz holds one array per column, of the numbers' type, else int64, uint64, bool, float64 (NaN
@@ -148,21 +148,17 @@ def cell(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else json.dumps(value)
 
 
-def columns_of(rows: list[Row] | Table) -> dict[str, list[Any]]:
+def columns_of(rows: Iterable[Row], *forms: Any) -> dict[str, list[Any]]:
     """A list of cells per column, as :func:`write_table` names them. RunError for damaged rows."""
-    return _columns_by(rows)
-
-
-def _columns_by(rows: list[Row] | Table, *forms: Any) -> dict[str, list[Any]]:
     try:
         return _columns(*_cells(rows, islice(rows, AT_ONCE), *forms))
     except _NewColumnError:
         return _columns(*_cells(rows, rows, *forms))
 
 
-def _typed_columns(rows: list[Row] | Table, values: Values | None) -> dict[str, list[Any]]:
+def _typed_columns(rows: Iterable[Row], values: Values | None) -> dict[str, list[Any]]:
     """Like :func:`columns_of`, with lists, and with numbers, arrays and dates of their types."""
-    return _columns_by(rows, value_columns if values is None else values.columns, lambda row: row)
+    return columns_of(rows, value_columns if values is None else values.columns, lambda row: row)
 
 
 def _columns(names: list[str], cells: Iterator[list[Any]]) -> dict[str, list[Any]]:
@@ -190,32 +186,33 @@ def _cells(
     """
     items: dict[str, None] = {}
     values: dict[Any, None] = {}
-    own = list(OWN)
+    own, more = getattr(rows, "own", OWN), list[str]()
     with _named_damage(rows):
         for row in known:
-            for keys, given in ((items, shown_item(row["item"])), (values, value_columns(row))):
+            value = value_columns(row) if "value" in row else {}  # an attempt has none
+            for keys, given in ((items, shown_item(row["item"])), (values, value)):
                 if not given.keys() <= keys.keys():
                     keys.update(dict.fromkeys(given))
             if INHERITED in row:
-                own = [*OWN, INHERITED]
+                more = [INHERITED]
 
     def cells() -> Iterator[list[Any]]:
         with _named_damage(rows):
             for row in rows:
-                item, value = shown_item(row["item"]), row["value"]
+                item, value = shown_item(row["item"]), row.get("value", {})
                 if type(value) is not dict or "types" in row:
                     value = read(row)
                 if not (item.keys() <= items.keys() and value.keys() <= values.keys()):
                     raise _NewColumnError
                 found = [
                     *map(item.get, items),
-                    *map(row.__getitem__, OWN),
-                    *map(row.get, own[len(OWN) :]),
+                    *map(row.__getitem__, own),
+                    *map(row.get, more),
                     *map(value.get, values),
                 ]
                 yield form(found)
 
-    after = [*own, *("value" if key is WHOLE else f"value.{key}" for key in values)]
+    after = [*own, *more, *("value" if key is WHOLE else f"value.{key}" for key in values)]
     return [*items, *(beside(name, items) for name in after)], cells()
 
 
@@ -250,7 +247,7 @@ def json_array(rows: Iterable[Row], _more: object = None) -> Iterator[bytes]:
 
 
 def _csv(
-    rows: list[Row] | Table, _values: Values | None = None, known: Iterable[Row] | None = None
+    rows: Iterable[Row], _values: Values | None = None, known: Iterable[Row] | None = None
 ) -> Iterator[bytes]:
     # The first rows have every key nearly always; if not, all rows are read twice.
     names, cells = _cells(rows, islice(rows, AT_ONCE) if known is None else known)
@@ -265,19 +262,131 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode(errors="backslashreplace")
 
 
-def _npz(rows: list[Row] | Table, values: Values | None) -> Iterator[bytes]:
-    from hpc_toolkit.results.columnfiles import npz_of
-
-    yield npz_of(_typed_columns(rows, values))
+_ABSENT = type(None)
+_MOST_DEPTH = 20
 
 
-def _parquet(rows: list[Row] | Table, values: Values | None) -> Iterator[bytes]:
-    from hpc_toolkit.results.columnfiles import parquet_of
+def _text(value: Any) -> str | None:
+    """A cell of a column of text."""
+    shown = natural(value)
+    if isinstance(shown, str | None):
+        return shown
+    return str(shown) if isinstance(shown, int | float) else json.dumps(shown)
 
-    yield parquet_of(_typed_columns(rows, values))
+
+def _npz(rows: Iterable[Row], values: Values | None) -> Iterator[bytes]:
+    """An npz, which numpy reads without pickle."""
+    import numpy as np
+
+    columns = _typed_columns(rows, values)
+    buffer = io.BytesIO()
+    # np.savez takes names as keyword arguments, so a column could not be called "file".
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for column, cells in columns.items():
+            for name, array in _members(column, cells):
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+    yield buffer.getvalue()
 
 
-_Writer = Callable[[list[Row] | Table, Values | None], Iterator[bytes]]
+def _members(name: str, values: list[Any]) -> Iterator[tuple[str, Any]]:
+    """The arrays that keep a column: one, or one for each row with an array."""
+    import numpy as np
+
+    kinds = {type(value) for value in values}
+    if np.ndarray not in kinds or not kinds <= {np.ndarray, _ABSENT}:
+        yield name, _array(values, kinds)
+    elif len(kinds) == 1 and len({(one.dtype, one.shape) for one in values}) == 1:
+        yield name, np.stack(values)
+    else:
+        arrays = ((at, one) for at, one in enumerate(values) if one is not None)
+        yield from ((f"{name}[{at}]", one) for at, one in arrays)
+
+
+def _array(values: list[Any], kinds: set[type]) -> Any:
+    """An array that keeps all of these cells: of a type of numbers if one does, else of text."""
+    import numpy as np
+
+    (known, *other) = kinds - {_ABSENT} or {_ABSENT}
+    is_float = issubclass(known, np.floating)
+    if issubclass(known, np.generic) and not other and (is_float or _ABSENT not in kinds):
+        return np.array(values, dtype=known)  # of absent values NaN
+    values = [natural(value) for value in values]
+    kinds = set(map(type, values))
+    for integer in (np.int64, np.uint64):
+        limits = np.iinfo(integer)
+        if kinds == {int} and limits.min <= min(values) and max(values) <= limits.max:
+            return np.array(values, dtype=integer)
+    if kinds == {bool}:
+        return np.array(values)
+    exact = all(type(value) is not int or abs(value) <= 2**53 for value in values)
+    if exact and kinds <= {bool, int, float, _ABSENT}:
+        return np.array(values, dtype=np.float64)
+    return np.array([_text(value) or "" for value in values])
+
+
+def _parquet(rows: Iterable[Row], values: Values | None) -> Iterator[bytes]:
+    """Parquet, in which a column whose values have no common type becomes text.
+
+    Raises ConfigError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        message = "writing Parquet needs pyarrow, which is not installed"
+        raise ConfigError(message, hint=how_to_add(extra="parquet")) from error
+
+    buffer = io.BytesIO()
+    table = pa.table(
+        {_utf8(name): _arrow(name, some) for name, some in _typed_columns(rows, values).items()}
+    )
+    pq.write_table(table, buffer)
+    yield buffer.getvalue()
+
+
+def _arrow(name: str, values: list[Any]) -> Any:
+    import pyarrow as pa
+
+    # The type of the errors must not depend on whether there is one.
+    kind = pa.string() if name.removeprefix("hpctk.") == "error" else None
+    present = [one for one in values if one is not None]
+    shapes = {(one.dtype, one.ndim) if hasattr(one, "ndim") else None for one in present}
+    if len(shapes) == 1 and (shape := shapes.pop()) is not None and shape[0].kind in "biuf":
+        kind = pa.from_numpy_dtype(shape[0])
+        for _ in range(shape[1]):
+            kind = pa.list_(kind)
+        values = [one if one is None else one.tolist() for one in values]
+    else:  # Arrow takes arrays of one dimension only
+        values = [natural(one) if hasattr(one, "ndim") else one for one in values]
+    try:
+        if any(map(_has_object, values)) or len(set(map(_zoned, values)) - {None}) > 1:
+            raise ValueError
+        return pa.array(values, kind)
+    # The errors of Arrow are subclasses of these.
+    except (ValueError, TypeError, NotImplementedError, OverflowError):
+        texts = map(_text, values)
+        return pa.array([text if text is None else _utf8(text) for text in texts], pa.string())
+
+
+def _has_object(value: Any, depth: int = 0) -> bool:
+    """Whether Arrow would add keys to objects, or refuse lists that are nested so deeply."""
+    if not isinstance(value, list):
+        return isinstance(value, dict)
+    return depth > _MOST_DEPTH or any(_has_object(one, depth + 1) for one in value)
+
+
+def _zoned(value: Any) -> bool | None:
+    """Whether a time has a zone: Arrow would drop it where another has none."""
+    return value.tzinfo is not None if hasattr(value, "tzinfo") else None
+
+
+def _utf8(text: str) -> str:
+    """Text that UTF-8 can encode: JSON may contain one half of a surrogate pair."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+_Writer = Callable[[Iterable[Row], Values | None], Iterator[bytes]]
 _WRITERS: dict[str, _Writer] = {
     ".jsonl": json_lines,
     ".json": json_array,
@@ -285,24 +394,3 @@ _WRITERS: dict[str, _Writer] = {
     ".npz": _npz,
     ".parquet": _parquet,
 }
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read the rows that ``hpctk gather`` wrote as JSON; else ConfigError or RunError."""
-    hint = "'hpctk gather RUN -o FILE.jsonl' writes them"
-    if path.suffix not in (".jsonl", ".json"):
-        message = f"{path}: results are a run, a snapshot in .json, or rows in .jsonl or .json"
-        raise ConfigError(message, hint=hint)
-    try:
-        text = path.read_text("utf-8")
-        if path.suffix == ".json":
-            rows: list[Row] = json.loads(text)
-        else:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        what = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        raise RunError(f"{path} holds no gathered rows: {what}", hint=hint) from error
-    for number, row in enumerate(rows, 1):
-        if fault := row_fault(row):
-            raise RunError(f"{path} holds no gathered rows: row {number}: {fault}", hint=hint)
-    return rows

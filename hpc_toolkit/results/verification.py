@@ -7,20 +7,18 @@ import json
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, describe
-from hpc_toolkit.rundir.values import natural, not_finite, steps
+from hpc_toolkit.queue.items import Item
+from hpc_toolkit.rundir.layout import StageSpec
+from hpc_toolkit.rundir.values import Types, natural, not_finite, steps
 from hpc_toolkit.worker.loading import load_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpc_toolkit.queue.items import Item
     from hpc_toolkit.results.tables import Row
-    from hpc_toolkit.rundir.layout import StageSpec
-    from hpc_toolkit.rundir.values import Types
 
 KINDS = (
     *("missing", "unexpected", "duplicate", "failed"),
@@ -169,60 +167,61 @@ def _repeated(rows: list[Row], name: str) -> Iterator[Problem]:
         seen.setdefault(text, row["item"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recomputation:
-    """A check that recomputes results in this process."""
+def recompute(
+    stage: StageSpec,
+    rows: list[Row],
+    *,
+    count: int,
+    tolerance: float = 1e-9,
+    ignore: tuple[str, ...] = (),
+) -> tuple[int, list[Problem]]:
+    """Recompute results one by one in this process; return how many, and those that differ.
 
-    count: int
-    """Number of results, drawn at random; the same of equal rows."""
-    tolerance: float = 1e-9
-    """Largest allowed difference, relative to the largest of 1 and both numbers' magnitudes."""
-    ignore: tuple[str, ...] = ()
-    """Keys that are not compared at any depth, such as times."""
+    Nothing is recorded. ``count`` results are drawn at random, the same of equal rows. Numbers may
+    differ by ``tolerance``, relative to the largest of 1 and both numbers' magnitudes; keys to
+    ``ignore``, such as times, are not compared at any depth.
 
-    def check(self, stage: StageSpec, rows: list[Row]) -> tuple[int, list[Problem]]:
-        """Recompute results one by one, recording nothing; return how many, and those that differ.
+    Raises WorkloadError if the stage's code cannot be loaded.
+    """
+    done = [row for row in rows if row["state"] == "done"]
+    drawn = random.Random(0).sample(done, min(count, len(done)))
+    by = stage.group_by
+    if by is not None:
+        drawn.sort(key=lambda row: json.dumps(row["item"][by], sort_keys=True))
+    workload = load_workload(stage.workload, pipefail=stage.pipefail)
+    problems = []
+    loaded, context = None, None
+    for row in drawn:
+        item = row["item"]
+        try:
+            if loaded is None or (by is not None and loaded[0] != item[by]):
+                loaded = (item[by] if by is not None else None,)
+                context = workload.load(loaded[0])
+            value = next(iter(workload.run(context, iter([dict(item)]))))
+            now = natural(value)
+        # Workload code that calls sys.exit must not end this check.
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary of users' code
+            problems.append(Problem("recomputed", f"fails now: {describe(error)}", item))
+            loaded = None
+            continue
+        if different := list(_differences(row["value"], now, "value", tolerance, ignore)):
+            problems.append(Problem("recomputed", "; ".join(different[:3]), item))
+    return len(drawn), problems
 
-        Raises WorkloadError if the stage's code cannot be loaded.
-        """
-        done = [row for row in rows if row["state"] == "done"]
-        drawn = random.Random(0).sample(done, min(self.count, len(done)))
-        by = stage.group_by
-        if by is not None:
-            drawn.sort(key=lambda row: json.dumps(row["item"][by], sort_keys=True))
-        workload = load_workload(stage.workload, pipefail=stage.pipefail)
-        problems = []
-        loaded, context = None, None
-        for row in drawn:
-            item = row["item"]
-            try:
-                if loaded is None or (by is not None and loaded[0] != item[by]):
-                    loaded = (item[by] if by is not None else None,)
-                    context = workload.load(loaded[0])
-                value = next(iter(workload.run(context, iter([dict(item)]))))
-                now = natural(value)
-            # Workload code that calls sys.exit must not end this check.
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary of users' code
-                what = f"fails now: {describe(error)}"
-                problems.append(Problem("recomputed", what, item))
-                loaded = None
-                continue
-            if different := list(self._differences(row["value"], now, "value")):
-                problems.append(Problem("recomputed", "; ".join(different[:3]), item))
-        return len(drawn), problems
 
-    def _differences(self, before: Any, now: Any, path: str) -> Iterator[str]:
-        if isinstance(before, dict) and isinstance(now, dict):
-            for key in {**before, **now}:
-                if key not in self.ignore:
-                    yield from self._differences(before.get(key), now.get(key), f"{path}.{key}")
-        elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-            for index, (old, new) in enumerate(zip(before, now, strict=True)):
-                yield from self._differences(old, new, f"{path}[{index}]")
-        elif not self._same(before, now):
+def _differences(
+    before: Any, now: Any, path: str, tolerance: float, ignore: tuple[str, ...]
+) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {**before, **now}:
+            if key not in ignore:
+                pair = before.get(key), now.get(key)
+                yield from _differences(*pair, f"{path}.{key}", tolerance, ignore)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, pair in enumerate(zip(before, now, strict=True)):
+            yield from _differences(*pair, f"{path}[{index}]", tolerance, ignore)
+    elif {type(before), type(now)} <= {int, float}:
+        if not math.isclose(before, now, rel_tol=tolerance, abs_tol=tolerance):
             yield f"{path} was {json.dumps(before)}, is {json.dumps(now)}"
-
-    def _same(self, before: Any, now: Any) -> bool:
-        if {type(before), type(now)} <= {int, float}:
-            return math.isclose(before, now, rel_tol=self.tolerance, abs_tol=self.tolerance)
-        return type(before) is type(now) and bool(before == now)
+    elif type(before) is not type(now) or before != now:
+        yield f"{path} was {json.dumps(before)}, is {json.dumps(now)}"

@@ -1,23 +1,23 @@
-"""The workers of a run: which live, how each ended, on which hosts, and how far clocks are off."""
+"""The workers of a run: which live, how each ended, how far clocks are off, and their journals.
+
+A view of their progress reads them in turns, so that it costs few file operations.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
-from hpc_toolkit.queue.presence import DRAINING, FINISHED
-from hpc_toolkit.results.journals import last_line_at
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalReader, Line, read_lines, read_unit_run
+from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.system.record import Record, replace
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.system.clock import Clock
 
 ALIVE, DRAINED, DIED, UNKNOWN = "alive", "drained", "died", "unknown"
 """How a worker ended, if not :data:`FINISHED`: nothing was left to do. ``drained``: it exited
@@ -133,6 +133,12 @@ def clocks_off(view: RunView, seen: dict[str, Presence | None], clock: Clock) ->
     return {}
 
 
+def not_shown(behind: list[str]) -> str:
+    """Message about workers whose journals this host shows as old copies."""
+    some = ", ".join(behind[:3]) + (", ..." if len(behind) > 3 else "")
+    return f"this host does not show all that {some} wrote"
+
+
 class WorkerLine(Record):
     """A worker at one moment."""
 
@@ -209,3 +215,166 @@ def _worker(view: RunView, one: Presence, *, is_alive: bool, is_busy: bool) -> W
         deaths=one.deaths,
         note=one.note,
     )
+
+
+ATTEMPTS = ("done", "failed", "permanent")
+"""Types of the journal lines that end an attempt."""
+_MEMORY = 1 << 26
+"""Bytes of all journals together that are held in memory."""
+_LEAST_CHUNK, _MOST_CHUNK = 1 << 13, 1 << 20
+_TAIL = 1 << 16
+
+
+def lines_of(view: RunView, worker: str, start: int = 0) -> Iterator[Line]:
+    """The lines of a journal that the view has read; a bounded part of them is in memory.
+
+    A journal that cannot be read ends here, and the view's ``unreadable`` has the error.
+    """
+    path = view.readers[worker].path
+    try:
+        yield from read_lines(path, start, end_of_journal(view, worker), chunk_of(view))
+    except OSError as error:
+        view.unreadable[worker] = error
+
+
+def last_line_at(view: RunView, worker: str) -> float | None:
+    """When a worker wrote the newest line of its journal, by its own clock."""
+    if worker not in view.readers:
+        return None
+    # A line that is cut at the start of the range is not valid and does not count.
+    start = max(0, end_of_journal(view, worker) - _TAIL)
+    return max((line.record["at"] for line in lines_of(view, worker, start)), default=None)
+
+
+def end_of_journal(view: RunView, worker: str) -> int:
+    """Where the complete lines end that the view has read."""
+    reader = view.readers[worker]
+    return reader.size - reader.torn_bytes
+
+
+def chunk_of(view: RunView) -> int:
+    """Bytes of each journal that are held in memory at once."""
+    return min(_MOST_CHUNK, max(_LEAST_CHUNK, _MEMORY // max(1, len(view.readers))))
+
+
+def records_of(view: RunView, worker: str, unit: str = "") -> Iterator[dict[str, Any]]:
+    """The lines of a worker's journal; of unit runs, only those of ``unit`` if it is given."""
+    path = view.paths.journal(worker)
+    for found in JournalReader(path).poll():
+        if isinstance(found, Line):
+            yield found.record
+        elif unit in ("", found.record["unit"]):
+            yield from read_unit_run(path, found)
+            yield found.record
+
+
+FILES_PER_S = 40.0
+"""Presences and journals that one view opens per second on a shared filesystem.
+
+All idle workers of a run together use less than 100 operations per second.
+"""
+_LOCAL_FILES = 500
+"""Files per look on a filesystem of this kernel, where only this process pays for them."""
+_LEAST_FILES = 16
+_LIST_S = 10.0
+"""Seconds between two listings of claims and workers: a listing may have ten thousand names."""
+
+
+def pause_s(view: RunView, at_least: float) -> float:
+    """Seconds until a process that reads the files of all workers each time may do so again."""
+    is_local = files.is_local(view.paths.root)
+    return at_least if is_local else max(at_least, 2 * len(view.readers) / FILES_PER_S)
+
+
+class _Read(Record):
+    presence: Presence | None
+    at: float
+    """Monotonic seconds."""
+    is_last: bool
+    """Whether nothing can follow: the worker had left, and its journal was read after that."""
+
+
+class Sampler:
+    """Follows a run: the first look reads everything, later ones new workers and some of the rest.
+
+    Workers are read in turn, and a worker's journal only if its presence shows progress. Nothing
+    is written.
+    """
+
+    def __init__(self, view: RunView, clock: Clock) -> None:
+        self._view, self._clock = view, clock
+        self._is_local = files.is_local(view.paths.root)
+        self._reads: dict[str, _Read] = {}
+        """By worker, the one that was read longest ago first."""
+        self._gone: set[str] = set()
+        self._looked = self._listed = float("-inf")
+
+    def look(self) -> dict[str, Presence | None]:
+        """Read what is due; return every worker's presence as if it had been read now."""
+        now = self._clock.monotonic()
+        passed_s, self._looked = now - self._looked, now
+        for stage in self._view.stages.values():
+            stage.poll_log()
+        first = self._new_workers(now) + self._ended_here()
+        most = _LOCAL_FILES
+        if not self._is_local and self._reads:
+            most = max(_LEAST_FILES, int(FILES_PER_S * min(passed_s, _LIST_S)))
+        stages = self._view.stages.values()
+        if all(one.complete or one.log.reported_complete for one in stages):
+            # A worker reported that no item is pending: the last lines must be read now.
+            most = 2 * len(self._reads)
+        for worker in first:
+            most -= self._read(worker)
+        for worker in [name for name, read in self._reads.items() if not read.is_last]:
+            if most <= 0:
+                break
+            if self._reads[worker].at < now:
+                most -= self._read(worker)
+        return {worker: self._aged(self._reads[worker], now) for worker in sorted(self._reads)}
+
+    def oldest_s(self) -> float:
+        """Seconds since the worker was read whose turn is next; 0 if every worker has ended."""
+        turn = (read.at for read in self._reads.values() if not read.is_last)
+        return max(0.0, self._clock.monotonic() - next(turn, float("inf")))
+
+    def _new_workers(self, now: float) -> list[str]:
+        if now - self._listed < (0 if self._is_local else _LIST_S):
+            return []
+        self._listed = now
+        self._view.poll_claims()
+        names = sorted(files.list_names(self._view.paths.workers))
+        workers = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        return [worker for worker in workers if worker not in self._reads]
+
+    def _ended_here(self) -> list[str]:
+        """Workers of this host whose processes ended since they were read: finished, or dead."""
+        here = (host_name(), boot_id())
+        found = [
+            worker
+            for worker, read in self._reads.items()
+            if (one := read.presence) is not None
+            and (one.host, one.boot) == here
+            and not read.is_last
+            and worker not in self._gone
+            and not process_ticks(one.pid)
+        ]
+        self._gone.update(found)
+        return found
+
+    def _read(self, worker: str) -> int:
+        """Read one worker; return the number of files opened."""
+        presence = self._view.presence(worker)
+        read = self._view.poll_if_moved(worker, None if presence is None else presence.progress)
+        # A journal is complete when it was read once more after the worker's last change.
+        is_last = presence is not None and presence.state == FINISHED and not read
+        self._reads.pop(worker, None)
+        self._reads[worker] = _Read(presence, self._clock.monotonic(), is_last)
+        return 1 + read
+
+    @staticmethod
+    def _aged(read: _Read, now: float) -> Presence | None:
+        """The presence with its heartbeat as old as it was when it was read."""
+        one = read.presence
+        if one is None or one.state == FINISHED:
+            return one
+        return replace(one, at=one.at + max(0.0, now - read.at))

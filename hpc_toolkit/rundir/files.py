@@ -8,15 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
 
 from hpc_toolkit.errors import PASSING, TRY_AGAIN, RunError, exit_code_of
 from hpc_toolkit.rundir.trust import shared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-    from typing import BinaryIO
 
 # Filesystems whose metadata is local to this kernel: frequent polling costs other hosts nothing.
 _LOCAL_FILESYSTEMS = frozenset(

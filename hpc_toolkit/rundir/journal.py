@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.rundir.trust import shared
 from hpc_toolkit.system.jsonlines import batches, decode, decode_each, raw_decode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
 _RELEASE = b'{"type":"release",'
 _NEXT_RELEASE = b"\n" + _RELEASE
@@ -114,6 +112,8 @@ class JournalWriter:
         """Bytes written so far."""
         self.synced = 0
         """Bytes that survive a power loss."""
+        self.unsynced: list[bytes] = []
+        """What was appended since the last sync that succeeded, or could not be appended."""
 
     @property
     def dirty(self) -> bool:
@@ -122,6 +122,7 @@ class JournalWriter:
 
     def append(self, data: bytes) -> None:
         """Append complete lines; they survive this process, but not yet a power loss."""
+        self.unsynced.append(data)
         write_all(self._fd, data)
         self.size += len(data)
 
@@ -133,13 +134,16 @@ class JournalWriter:
         if self.dirty:
             os.fdatasync(self._fd)
             self.synced = self.size
+            self.unsynced.clear()
 
     def reader(self) -> JournalReader:
         """A reader of this journal that uses the open descriptor, not the path."""
         return JournalReader(self._path, self._fd)
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1  # a later append must not reach another file
+            os.close(fd)
 
 
 class Line(NamedTuple):

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hpc_toolkit.errors import TRY_AGAIN, UNREACHABLE, ConfigError, RunError, near_miss, near_path
+from hpc_toolkit.errors import PASSING, TRY_AGAIN, ConfigError, RunError, near_miss, near_path
 from hpc_toolkit.rundir.files import read_fresh
 from hpc_toolkit.system.record import Record, fresh, replace
 
@@ -80,11 +80,11 @@ class RunPaths:
         return self.journals / f"{name}.jsonl"
 
     def values(self, name: str) -> Path:
-        """A worker's value file; absent until a result needs it."""
-        return self.journals / f"{name}.values"
+        """A worker's value file; absent until a result needs it. As its log, of all its names."""
+        return self.journals / f"{name.partition('.')[0]}.values"
 
     def worker_log(self, name: str) -> Path:
-        return self.logs / f"{name}.log"
+        return self.logs / f"{name.partition('.')[0]}.log"
 
     def monitor_log(self, host: str, pid: int) -> Path:
         """Samples that the monitor of one process took on its host."""
@@ -100,23 +100,29 @@ class RunPaths:
 CALLS = "hpc_toolkit.worker.calls:Calls"
 """The workload of an executor's run, whose functions are not known when the run is created."""
 STUDY = "hpc_toolkit.study.trials:Trials"
-"""The workload of a study's run. As :data:`CALLS`, it runs the user's code, and it is given the
-run's directory as its option ``root``."""
-
+"""That of a study's run. It also runs the user's code, and gets the run's directory as ``root``."""
 WITHDRAWN = "withdrawn-"
 """Beginning of the names under which executors fail calls that nobody needs any more."""
-
-
+RESULTS = "results"
+"""Key in ``stored`` of an item that has results of earlier stages: where their parts are that JSON
+does not have, as ``[place, worker, types]`` each."""
 _OF_CALLS = {"function", "args", "kwargs", "repeat", "stored"}
 
 
 def shown_item(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as people see it: of a call, without the part that only its executor reads."""
+    """An item as people see it: without the part that only its executor reads."""
     kept = item.get("stored")
     # Items of other runs may have keys of these names as well.
-    if type(kept) is dict and "same" in kept and item.keys() <= _OF_CALLS:
+    is_call = type(kept) is dict and "same" in kept and item.keys() <= _OF_CALLS
+    if is_call or (type(kept) is dict and kept.keys() == {RESULTS}):
         return {key: one for key, one in item.items() if key != "stored"}
     return item
+
+
+def without_places(item: dict[str, Any]) -> dict[str, Any]:
+    """As :func:`shown_item`, but an executor's call keeps where its arguments are."""
+    kept = item.get("stored")
+    return shown_item(item) if type(kept) is dict and kept.keys() == {RESULTS} else item
 
 
 BY_NAME, BY_ITEM = "keys", "item"
@@ -169,12 +175,29 @@ class StageSpec(Record, kw_only=True):
     """Resident MiB of that process after which a fresh one runs the next items; None: no limit."""
     log_limit_mib: int | None = None
     """MiB of a worker's log above which its oldest output is removed; None: no limit."""
+    after: tuple[str, ...] = ()
+    """Earlier stages whose results make this stage's items; (): its items are given."""
+    by: tuple[str, ...] | None = None
+    """Keys of the items before: one item for each combination of their values; None: one for each
+    item."""
+    expand: bool = False
+    """Whether a result is a list, of which each element makes an item of the stages after it."""
+    needs: dict[str, Any] | None = None
+    """What a worker must have (:data:`hpc_toolkit.system.needs.Amounts`); None: nothing."""
+    retry: dict[str, Any] | None = None
+    """How the needs of an item grow (:class:`hpc_toolkit.system.needs.Retry`); None: not."""
+    priority: int | None = None
+    """Workers prefer stages with a larger number; None: 0."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a name that is not valid as a directory of the run."""
         if not _STAGE_NAME.fullmatch(self.name):
-            message = f"{self.name!r} is not a valid stage name: use letters, digits, '_' and '-'"
-            raise ValueError(message)
+            raise ValueError(f"{self.name!r} is not a stage name: use letters, digits, '_' and '-'")
+        if self.needs or self.retry:
+            from hpc_toolkit.system.needs import parse_needs, retry_of  # few runs have needs
+
+            parse_needs(self.needs or {}, f"needs of {self.name}")
+            retry_of(self)
 
     @property
     def final(self) -> list[str]:
@@ -199,6 +222,9 @@ def list_stage(
     """The stage of a run that is made from one list; ``settings`` are fields of StageSpec."""
     path = (str(Path.cwd()),) if workload is not None else ()
     code = WorkloadSpec(function=workload, command=command, options=options or {}, path=path)
+    from hpc_toolkit.system.needs import parse_needs  # only where runs are made
+
+    settings["needs"] = parse_needs(settings.get("needs") or {}, "needs") or None
     return StageSpec(name="items", workload=code, **settings)
 
 
@@ -218,8 +244,8 @@ class Manifest(Record, kw_only=True):
         for stage in self.stages:
             if stage.name == name:
                 return stage
-        message = f"run {self.run!r} has no stage {name!r}"
-        raise RunError(message, hint=near_miss(name, [stage.name for stage in self.stages]))
+        hint = near_miss(name, [stage.name for stage in self.stages])
+        raise RunError(f"run {self.run!r} has no stage {name!r}", hint=hint)
 
     def to_bytes(self) -> bytes:
         record = {
@@ -237,6 +263,9 @@ _RARE: dict[str, tuple[type, ...]] = {
     "max_items_per_process": (int,),
     "recycle_at_mib": (int,),
     "log_limit_mib": (int,),
+    "needs": (dict,),
+    "retry": (dict,),
+    "priority": (int,),
 }
 """Settings that ``run.json`` has only where they were given."""
 
@@ -256,6 +285,9 @@ def _stage_record(stage: StageSpec) -> dict[str, Any]:
         "max_failures": stage.max_failures,
         "items_per_claim": stage.items_per_claim,
         **{name: value for name in _RARE if (value := getattr(stage, name)) is not None},
+        **({"after": list(stage.after)} if stage.after else {}),
+        **({} if stage.by is None else {"by": list(stage.by)}),
+        **({"expand": True} if stage.expand else {}),
     }
 
 
@@ -270,7 +302,7 @@ def read_manifest(root: Path) -> Manifest:
         raise RunError(message, hint=f"name the run's directory{end}") from error
     except OSError as error:
         message = f"{path}: {error.strerror}"
-        if error.errno not in UNREACHABLE:
+        if error.errno not in PASSING:
             hint = "check the owner, the permissions and the mount"
             raise RunError(message, hint=hint) from error
         hint = "try again when the filesystem answers"
@@ -284,10 +316,9 @@ def read_manifest(root: Path) -> Manifest:
             message = f"{path}: format {found!r}; this hpctk reads formats up to {FORMAT}"
             raise RunError(message, hint="upgrade hpctk to the version that made the run")
         return parse_manifest(record)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{path} is damaged: {type(error).__name__}: {error}"
-        hint = "restore it from a backup; nothing else can replace it"
-        raise RunError(message, hint=hint) from error
+        raise RunError(message, hint="restore it from a backup; nothing can replace it") from error
 
 
 def _expect(value: Any, *kinds: type | None) -> Any:
@@ -300,7 +331,7 @@ def _expect(value: Any, *kinds: type | None) -> Any:
 def parse_manifest(record: dict[str, Any]) -> Manifest:
     """Build a manifest from the JSON object in run.json.
 
-    Raises KeyError, TypeError, AttributeError, ValueError: the object is not a manifest.
+    Raises KeyError, TypeError, AttributeError, ValueError, ConfigError: it is not a manifest.
     """
     stages = tuple(
         StageSpec(
@@ -323,6 +354,9 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
             **{
                 name: _expect(stage[name], *kinds) for name, kinds in _RARE.items() if name in stage
             },
+            after=tuple(_expect(one, str) for one in stage.get("after", ())),
+            by=tuple(_expect(one, str) for one in stage["by"]) if "by" in stage else None,
+            expand=_expect(stage.get("expand", False), bool),
         )
         for stage in record["stages"]
     )

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hpc_toolkit.system.record import Record
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOUNTINFO = "/proc/self/mountinfo"
 _ESCAPE = re.compile(r"\\([0-7]{3})")

@@ -9,15 +9,13 @@ import copyreg
 import io
 import sys
 from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import PermanentError, RunError, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _MOST_PARTS = 8
 """Levels of attributes that are searched for a part that cannot be pickled."""

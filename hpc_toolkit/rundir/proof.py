@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpc_toolkit.rundir.layout import RunPaths
 
 _FORMAT = 1

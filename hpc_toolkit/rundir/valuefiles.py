@@ -9,29 +9,19 @@ Only :meth:`Values.restored` unpickles, and only in a run whose code this user m
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 from zlib import crc32
 
 from hpc_toolkit.errors import RunError, describe
+from hpc_toolkit.rundir import pickles
 from hpc_toolkit.rundir.files import sync_directory, write_all
-from hpc_toolkit.rundir.pickles import (
-    UnrestoredError,
-    UnstorableError,
-    dumps,
-    exception_bytes,
-    loads,
-    refusal,
-)
+from hpc_toolkit.rundir.layout import RESULTS, RunPaths, shown_item
 from hpc_toolkit.rundir.trust import refuse_untrusted, shared
 from hpc_toolkit.rundir.values import Forms, Types, described, made, not_finite, restore, steps
 from hpc_toolkit.system.jsonlines import encode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hpc_toolkit.rundir.layout import RunPaths
 
 _MOST_TYPES = 1000
 """Most typed places of one value; with more, a pickle of the whole value takes less room."""
@@ -49,7 +39,7 @@ class Encoded:
         try:
             self.natural = Forms(self.types, self).form(value)
             fits = len(self.types) <= _MOST_TYPES
-        except (UnstorableError, MemoryError):
+        except (pickles.UnstorableError, MemoryError):
             raise
         except Exception:  # noqa: BLE001 - of methods of the user, or too deep
             fits = False
@@ -88,7 +78,7 @@ def exception_field(error: BaseException, trace: str, path: str) -> str:
     The file must be synced before the line is written. Raises OSError: it cannot be written; other
     exceptions: this one cannot be pickled.
     """
-    data = exception_bytes(error, trace)
+    data = pickles.exception_bytes(error, trace)
     return f',"exception":{encode(["pickle", *stored(path, data)])}' if data else ""
 
 
@@ -154,12 +144,12 @@ class ValueFile:
 def _pickled(value: Any, place: str) -> bytes:
     """Raises UnstorableError: a part of the value cannot be pickled; the message names it."""
     try:
-        return dumps(value)
+        return pickles.dumps(value)
     except MemoryError:  # which another attempt may have
         raise
     except Exception:  # noqa: BLE001 - of methods of the user
         where = "value" + "".join(f"[{int(s) if s.isdecimal() else s!r}]" for s in steps(place))
-        raise refusal(value, where) from None
+        raise pickles.refusal(value, where) from None
 
 
 class Values:
@@ -221,7 +211,7 @@ class Values:
             raise
         except Exception as another:  # also of code that unpickling runs
             message = f"the exception cannot be restored: {describe(another)}"
-            raise UnrestoredError(message) from another
+            raise pickles.UnrestoredError(message) from another
         return error, trace
 
     def _stored(self, row: dict[str, Any], tag: Any, *, plain: bool = False) -> Any:
@@ -230,6 +220,31 @@ class Values:
             refuse_untrusted(self._paths.root)
             self._trusted = True
         return read_part(self._paths.values(row["worker"]), tag, plain=plain, own=True)
+
+
+def with_results(item: dict[str, Any], own: str | None) -> dict[str, Any]:
+    """An item with the results of earlier stages in it as Python had them (rule R17).
+
+    ``own`` is the reader's value file; None: a command, which gets the natural forms. The item may
+    be changed. Raises RunError: as :meth:`Values.restored`.
+    """
+    kept = item["stored"]
+    if type(kept) is not dict or kept.keys() != {RESULTS}:
+        return item  # of a call, or of a list with a key of that name
+    item = shown_item(item)
+    if own is None:
+        return item
+    values = Values(RunPaths(Path(own).parents[1]))
+    holder: list[dict[str, Any]] = [item]
+    for place, worker, types in kept[RESULTS]:
+        parent: Any = holder
+        steps_to: list[Any] = [0, *place]
+        last = steps_to.pop()
+        for key in steps_to:
+            parent = parent[key]
+        row = {"item": place, "value": parent[last], "types": types, "worker": worker}
+        parent[last] = values.restored(row)["value"]
+    return holder[0]
 
 
 def read_part(path: Path, tag: Any, *, plain: bool = False, own: bool = False) -> Any:
@@ -247,7 +262,7 @@ def read_part(path: Path, tag: Any, *, plain: bool = False, own: bool = False) -
         message = f"{path} does not have bytes {start} to {start + length} of a value: {error}"
         raise RunError(message, hint="try again in a minute; else restore the file") from error
     if kind == "pickle":
-        return loads(content, own=own)
+        return pickles.loads(content, own=own)
     return _tensor(content, *of_tensor, plain=plain) if of_tensor else content
 
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 import sys
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.system.jsonlines import encode
 from hpc_toolkit.system.quantities import format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STORED = frozenset(("npy", "torch", "bytes", "pickle"))
 """Types of what is in a value file."""

@@ -11,27 +11,16 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
-from hpc_toolkit.slurm.records import (
-    SACCT_FIELDS,
-    SQUEUE_FIELDS,
-    UNKNOWN,
-    JobRecord,
-    by_id,
-    job_id,
-    parse_sacct,
-    parse_squeue,
-)
+from hpc_toolkit.slurm import records
 from hpc_toolkit.system.processes import kill_group
 from hpc_toolkit.system.ranks import without_rank
 from hpc_toolkit.system.terminal import note
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 ASK_S = 5.0
 """Seconds that a query of Slurm may take."""
@@ -255,24 +244,24 @@ def failure(argv: Sequence[str], done: Finished) -> SlurmError:
 
 def squeue(
     ids: Iterable[str], *, cluster: str = "", timeout_s: float = ASK_S
-) -> dict[str, JobRecord]:
+) -> dict[str, records.JobRecord]:
     """Return the jobs that the queue still knows, by requested id; one call per 1000 ids.
 
     Slurm forgets a job some minutes after its end (MinJobAge); its id then has no entry.
     """
-    columns = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
+    columns = ",".join(f"{name}:{width}" for name, width in records.SQUEUE_FIELDS)
     argv = ["squeue", *on_cluster(cluster), "--noheader", "--array", "--states=all"]
     argv.append(f"--Format={columns}")
-    found: dict[str, JobRecord] = {}
+    found: dict[str, records.JobRecord] = {}
     # squeue fails if its only id is unknown; of several ids it lists those that it knows.
     for some, done in _answers(argv, ids, "Invalid job id", timeout_s):
-        found |= by_id(parse_squeue(done.raw), some)
+        found |= records.by_id(records.parse_squeue(done.raw), some)
     return found
 
 
 def sacct(
     ids: Iterable[str], *, cluster: str = "", since: float | None = None, timeout_s: float = ASK_S
-) -> dict[str, JobRecord]:
+) -> dict[str, records.JobRecord]:
     """Return the jobs that the accounting knows, by requested id; one call per 1000 ids.
 
     The accounting may lag behind the queue by seconds. Without accounting the result is empty.
@@ -280,10 +269,10 @@ def sacct(
     ``since`` is the time of the earliest submission in epoch seconds; None: 30 days ago. Jobs that
     ended a day or more before it are older jobs with reused ids.
     """
-    argv = _sacct(cluster, since, ("--allocations", f"--format={','.join(SACCT_FIELDS)}"))
-    found: dict[str, JobRecord] = {}
+    argv = _sacct(cluster, since, ("--allocations", f"--format={','.join(records.SACCT_FIELDS)}"))
+    found: dict[str, records.JobRecord] = {}
     for some, done in _answers(argv, ids, "accounting storage is disabled", timeout_s):
-        found |= by_id(parse_sacct(done.stdout), some)
+        found |= records.by_id(records.parse_sacct(done.stdout), some)
     return found
 
 
@@ -322,7 +311,7 @@ def _answers(
 
 def job_states(
     ids: Iterable[str], *, cluster: str = "", since: float | None = None, timeout_s: float = ASK_S
-) -> dict[str, JobRecord]:
+) -> dict[str, records.JobRecord]:
     """Return one record for every id: from the queue, else the accounting, else ``unknown``.
 
     ``since`` is that of :func:`sacct`. A missing, failing or silent Slurm raises nothing: the
@@ -330,7 +319,7 @@ def job_states(
     """
     until = time.monotonic() + timeout_s
     wanted = list(dict.fromkeys(ids))
-    found: dict[str, JobRecord] = {}
+    found: dict[str, records.JobRecord] = {}
     why = "no time was left to ask Slurm"
     answered = False
     if timeout_s >= _LEAST_S:
@@ -349,7 +338,10 @@ def job_states(
             why = f"the queue does not know it, and {error.message}" if answered else why
         else:
             why = "neither squeue nor sacct lists it" if answered else why
-    return {one: found.get(one) or JobRecord(id=one, state=UNKNOWN, reason=why) for one in wanted}
+    return {
+        one: found.get(one) or records.JobRecord(id=one, state=records.UNKNOWN, reason=why)
+        for one in wanted
+    }
 
 
 def scancel(ids: Sequence[str], *, cluster: str = "") -> None:
@@ -383,7 +375,7 @@ def overriding_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _pieces(ids: Iterable[str]) -> Iterator[list[str]]:
-    valid = [one for one in dict.fromkeys(ids) if job_id(one)]
+    valid = [one for one in dict.fromkeys(ids) if records.job_id(one)]
     return (valid[at : at + _AT_ONCE] for at in range(0, len(valid), _AT_ONCE))
 
 

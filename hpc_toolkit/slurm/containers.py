@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hpc_toolkit.slurm.allowlist import refusal, setup_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Gpu = Literal["", "nvidia", "amd"]
 

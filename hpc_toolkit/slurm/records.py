@@ -9,12 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from hpc_toolkit.system.record import Record, replace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 UNKNOWN = "unknown"
 """The state of a job that Slurm said nothing about; not a failure."""
@@ -56,6 +53,7 @@ SQUEUE_FIELDS = (
 _TELL_WHEN_CUT = {"Reason", "Name"}
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
+_FREE_TEXT = re.compile(r"\s(?:Reason|Comment|Extra)=")
 _LETTERS = {
     "a": "array",
     "c": "cpus-per-task",
@@ -258,11 +256,13 @@ def _liveliness(row: JobRecord) -> tuple[int, int]:
 def parse_records(text: str) -> tuple[dict[str, str], ...]:
     """Parse each line of ``scontrol --oneliner show partition`` or ``node`` into a mapping.
 
-    A value ends at its first space. If a key occurs twice, the first one counts: free text, which
-    may contain anything, comes last.
+    A value ends at its first space. If a key occurs twice, the first one counts. Nothing is read
+    from free text, which comes last, may contain anything, and may continue on further lines.
     """
-    found = (_PAIR.findall(line) for line in text.splitlines())
-    return tuple(dict(reversed(pairs)) for pairs in found if pairs)
+    lines = (line for line in text.splitlines() if line.startswith(("NodeName=", "PartitionName=")))
+    return tuple(
+        dict(reversed(_PAIR.findall(_FREE_TEXT.split(line, maxsplit=1)[0]))) for line in lines
+    )
 
 
 def parse_nodes(text: str) -> dict[str, NodeRecord]:

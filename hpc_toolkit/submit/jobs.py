@@ -11,10 +11,13 @@ import pwd
 import re
 import sys
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.queue.presence import Presence, read_presence
 from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import share
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
 from hpc_toolkit.system.quantities import HOUR_S
@@ -22,13 +25,8 @@ from hpc_toolkit.system.ranks import noted_name
 from hpc_toolkit.system.record import Record, asdict, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.results.status import Ends
     from hpc_toolkit.run import Run
-    from hpc_toolkit.rundir.layout import RunPaths
 
 FORMAT = 1
 ASKED_AGAIN_S = 30.0
@@ -163,6 +161,22 @@ def _read_job(path: Path) -> RunJob | None:
         return replace(job, submitted=float(job.submitted)) if usable else None
     except (OSError, ValueError, TypeError, AttributeError):
         return None
+
+
+def read_kept(path: Path) -> dict[str, Any]:
+    """What ``hpctk keep`` recorded of its jobs; {} if there is nothing that can be read."""
+    try:
+        record: dict[str, Any] = json.loads(files.read_fresh(path))
+        return record if record["format"] == FORMAT and "ended" in record else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def kept(paths: RunPaths) -> list[tuple[Path, dict[str, Any]]]:
+    """The records of ``hpctk keep``, by their files."""
+    names = sorted(one for one in files.list_names(paths.jobs) if one.startswith("keep-"))
+    found = [(paths.jobs / name, read_kept(paths.jobs / name)) for name in names]
+    return [(path, record) for path, record in found if record]
 
 
 def known_jobs(paths: RunPaths, seen: Iterable[Presence | None] | None = None) -> list[RunJob]:
@@ -301,8 +315,6 @@ def log_files(paths: RunPaths, wanted: str) -> list[Path]:
 
     Raises SlurmError: the job has no record here, and Slurm does not answer or has forgotten it.
     """
-    from pathlib import Path
-
     records = [job for job in read_jobs(paths) if job.job == wanted.partition("_")[0] and job.log]
     if records:
         job = records[-1]

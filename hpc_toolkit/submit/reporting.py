@@ -1,36 +1,34 @@
-"""Collect what a report of a run shows, its search included, and write the page."""
+"""Collect what a report of a run shows: its search, and what its jobs used; write the page."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.results.activity import read_activity
-from hpc_toolkit.results.distributions import ranges_of, read_loads
+from hpc_toolkit.results.activity import Activity, read_activity
 from hpc_toolkit.results.explain import group_failures, item_json
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.status import Beside
-from hpc_toolkit.submit.jobs import cost_of, worker_price
-from hpc_toolkit.submit.used import used_by
+from hpc_toolkit.results.sums import FIELDS, Efficiency, Range, efficiency, ranges_of, read_loads
+from hpc_toolkit.rundir.layout import RunPaths, shown_item
+from hpc_toolkit.submit.jobs import Cost, cost_of, known_jobs, worker_price
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.jsonlines import encode
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hpc_toolkit.report.page import Section
     from hpc_toolkit.report.runreport import RunFacts
-    from hpc_toolkit.results.activity import Activity
-    from hpc_toolkit.results.distributions import Range
     from hpc_toolkit.run import Run
-    from hpc_toolkit.submit.jobs import Cost
 
 T = TypeVar("T")
-_FAILURES, _RESULTS = 20, 24
+_FAILURES, _RESULTS, _MOST_JOBS = 20, 24, 50
 _READING = (
     *(OSError, HpcToolkitError, ValueError, KeyError, RecursionError),
     *(AttributeError, ArithmeticError, TypeError),
@@ -84,7 +82,8 @@ def read_facts(run: Run) -> RunFacts:
     for one in found.longest if found is not None else ():
         with suppress(*_READING, IndexError):
             stage = view.stages[one.stage]
-            items[one.item] = item_json(stage, stage.unit(one.unit), one.position)
+            item = json.loads(item_json(stage, stage.unit(one.unit), one.position))
+            items[one.item] = encode(shown_item(item))
     used = read("what the jobs used", lambda: used_by(run.paths), None)
     return RunFacts(
         used=used.line() if used is not None else "",
@@ -118,3 +117,23 @@ def _search(run: Run) -> list[Section]:
     from hpc_toolkit.campaign.settings import settings_of
 
     return searchreport.sections(run.view, settings_of(run.paths, run.manifest), worker_price(run))
+
+
+def used_by(paths: RunPaths, *, ask: bool = True) -> Efficiency | None:
+    """Return what the ended jobs of a run used; None if nothing was measured.
+
+    ``ask``: ask the accounting about the newest 50 jobs. Raises nothing because of Slurm.
+    """
+    by_cluster: dict[str, list[str]] = {}
+    for job in known_jobs(paths)[-_MOST_JOBS:] if ask else ():
+        by_cluster.setdefault(job.cluster, []).append(job.job)
+    accounts = ""
+    if by_cluster:
+        # Runs without jobs do without Slurm's client, which takes long to import.
+        from hpc_toolkit.slurm.client import sacct_text
+
+        for cluster, ids in by_cluster.items():
+            accounts += sacct_text(ids, FIELDS, cluster=cluster)
+    with suppress(OSError):
+        return efficiency(accounts, read_loads(paths))
+    return None

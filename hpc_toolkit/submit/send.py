@@ -13,18 +13,23 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.slurm.records import NODE_FAILURES, script_options
+from hpc_toolkit.slurm.clusters.facts import Cluster
+from hpc_toolkit.slurm.controller import sbatch
+from hpc_toolkit.slurm.records import NODE_FAILURES, JobRecord, script_options
 from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
-from hpc_toolkit.slurm.sbatch import sbatch
 from hpc_toolkit.submit.jobs import (
     JobStates,
     RunJob,
@@ -37,14 +42,7 @@ from hpc_toolkit.system.terminal import note, printable
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.run import Run
-    from hpc_toolkit.rundir.layout import RunPaths
-    from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.submit.submission import Script, Submission
 
 _EXCLUDE = "--exclude="

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.results.progress import NO_WORKER, OPEN
-from hpc_toolkit.results.status import Beside
+from hpc_toolkit.results.status import Beside, Halt
 from hpc_toolkit.rundir.files import last_lines
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.proof import believed
+from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import cost_of, log_files, read_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hpc_toolkit.results.status import Halt
     from hpc_toolkit.run import Run
-    from hpc_toolkit.slurm.records import JobRecord
 
 _SENTENCES = {
     "AccountNotAllowed": "its account may not use this partition: submit with another --account",

@@ -1,30 +1,36 @@
-"""Prepare a submission from a request or a script; nothing is sent to Slurm here."""
+"""Prepare a submission, and forecast what it leaves of a run; nothing is sent to Slurm here."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.errors import RenderError
+from hpc_toolkit.errors import ConfigError, RenderError
+from hpc_toolkit.planning.nodes import Ask, costs, unmet_by
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError
-from hpc_toolkit.slurm.controller import slurm_config
+from hpc_toolkit.slurm.clusters.facts import Cluster
+from hpc_toolkit.slurm.controller import sbatch_argv, slurm_config
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import check_number, log_pattern
-from hpc_toolkit.slurm.render.spec import TRAININGS
-from hpc_toolkit.slurm.render.values import file_name, parse_array
-from hpc_toolkit.slurm.sbatch import sbatch_argv
+from hpc_toolkit.slurm.render.spec import TRAININGS, ScriptSpec
+from hpc_toolkit.slurm.render.values import Array, file_name, parse_array
 from hpc_toolkit.submit.jobs import script_copy
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 
 if TYPE_CHECKING:
+    from hpc_toolkit.planning.forecast import Forecaster, Guess
+    from hpc_toolkit.planning.plan import Choice
+    from hpc_toolkit.planning.work import Work
     from hpc_toolkit.run import Run
-    from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
-    from hpc_toolkit.slurm.render.values import Array
 
 _MOST_CHUNKS = 1000
+_MANY = 10_000
+"""With more items left, fewer draws: otherwise 'hpctk submit' would take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +222,170 @@ def _text(part: range, offset: int) -> str:
     if first == last:
         return str(first)
     return f"{first}-{last}" + (f":{part.step}" if part.step > 1 else "")
+
+
+def left_lines(run: Run, ask: Ask) -> tuple[list[str], list[str]]:
+    """Return what is left of the run as a forecast on the nodes of ``ask``, and warnings.
+
+    Without a duration there is no forecast: before the first result, unless a campaign states the
+    durations of its tasks.
+    """
+    work = _work(run)
+    said, warnings = [], []
+    if work is not None and work.left:
+        from hpc_toolkit.planning.plan import choose, span
+
+        guess = _stated(run)
+        forecaster = _forecaster(work, guess)
+        more = f" ({work.coming} of them to be added later)" * bool(work.coming)
+        left = f"{counted(work.left, 'item')} {'is' if work.left == 1 else 'are'} left{more}"
+        if forecaster is not None:
+            choice = choose(forecaster, ask.node, ask.nodes, limit_s=ask.needs.time_s)
+            took, workers = choice.forecast.time_s, counted(choice.forecast.workers, "worker")
+            text = f"{left}: {format_duration(took.median)} ({span(took)}) on {workers}"
+            text += f", {costs(ask, choice.node_hours.median)}"
+            if running := run.status(forecast=False).workers.alive:
+                text += f"; the {counted(running, 'worker')} running now will shorten that"
+            said.append(text)
+            if not 1 <= choice.in_a_row <= ask.in_a_row:
+                warnings.append(_too_short(forecaster, ask, choice))
+        elif run.manifest.campaign is not None:
+            said.append(f"{left}; no forecast before the first result or [tasks] seconds")
+        said += [f"  {text}" for text in work.assumed]
+        if forecaster is not None and forecaster.guessed:
+            said.append("  Durations are those of [tasks] seconds.")
+        names = [] if forecaster is None else forecaster.stages
+        if unknown := [one.name for one in work.stages if names and one.name not in names]:
+            said.append(f"  Left out, because no duration is known: stage {', '.join(unknown)}.")
+        warnings += _waiting(work, ask)
+    warnings += [*_idle(run, ask), *unmet_by(ask.node, ask.needs.time_s, run.view.stages)]
+    return said, warnings
+
+
+def _waiting(work: Work, ask: Ask) -> list[str]:
+    """Return a warning if a search requests fewer evaluations at once than there are workers."""
+    most = work.most_workers
+    if most is None:
+        return []
+    waiting = f"the search requests at most {counted(most, 'item')} at once,"
+    return [f"{text}, or raise 'pending' in [search]" for text in _beyond(most, waiting, ask)]
+
+
+def _beyond(most: int, what: str, ask: Ask) -> list[str]:
+    """Return a warning if fewer nodes are enough for ``most`` workers."""
+    useful = max(1, math.ceil(most / ask.node.workers))
+    if useful >= ask.nodes:
+        return []
+    enough = f"{counted(useful, 'node')} {'is' if useful == 1 else 'are'} enough"
+    return [f"nodes will be idle: {what} for {counted(ask.workers, 'worker')}; {enough}"]
+
+
+def _too_short(forecaster: Forecaster, ask: Ask, choice: Choice) -> str:
+    from hpc_toolkit.planning.plan import choose
+
+    limit = format_walltime(ask.needs.time_s)
+    if not choice.in_a_row:
+        longest = format_duration(forecaster.longest_s)
+        return f"{limit} is probably too short for the longest item, which may take {longest}"
+    enough_s = choose(forecaster, ask.node, ask.nodes).ask_s
+    if ask.most_s is not None and enough_s > ask.most_s:
+        return f"{limit} is too short for all items; {choice.in_a_row} jobs in a row are enough"
+    return f"{limit} is too short for all items; --time {format_walltime(enough_s)} is enough"
+
+
+def _idle(run: Run, ask: Ask) -> list[str]:
+    """Return a warning if at least one node would find no unit; the list is not open for more."""
+    from hpc_toolkit.results.workers import living_workers  # a program of its own has no run
+
+    view = run.view
+    if not all(stage.log.sealed for stage in view.stages.values()):
+        return []
+    alive = living_workers(view, SystemClock())
+    units = sum(
+        stage.holders([name]).isdisjoint(alive)
+        for stage in view.stages.values()
+        for name in stage.state.open
+    )
+    return _beyond(units, counted(units, "unit"), ask)
+
+
+def _work(run: Run) -> Work | None:
+    """Return what is left of a run; None for a list without a result: no duration is known."""
+    campaign = run.manifest.campaign
+    if campaign is None and not any(one.done for one in run.status(forecast=False).stages.values()):
+        return None
+    # Only here, because numpy costs more than the rest of 'hpctk submit'.
+    from hpc_toolkit.planning.reading import read_work
+
+    return read_work(run.view, SystemClock(), given=str(run.root), campaign=campaign)
+
+
+def _stated(run: Run) -> Guess | None:
+    """Return the durations that a campaign states for its tasks; None if it states none."""
+    if run.manifest.campaign is None:
+        return None
+    from hpc_toolkit.campaign.settings import read_settings
+    from hpc_toolkit.planning.forecast import Guess
+
+    tasks = read_settings(run.view.paths, run.manifest.campaign).tasks
+    if not tasks.seconds:
+        return None
+    return Guess(seconds_per_item=sum(tasks.seconds.values()) / len(tasks.seconds))
+
+
+def forecast_left(run: Run) -> Forecaster | None:
+    """Return the forecaster of what is left of a run; None if no duration is known."""
+    return _forecaster(_work(run), _stated(run))
+
+
+def _forecaster(work: Work | None, guess: Guess | None = None) -> Forecaster | None:
+    """Return the forecaster of the stages with known durations; None without such a stage."""
+    if work is None:
+        return None
+    from hpc_toolkit.campaign.settings import TASKS
+
+    known = tuple(
+        stage for stage in work.stages if stage.seen or (guess is not None and stage.name == TASKS)
+    )
+    if not known:
+        return None
+    from hpc_toolkit.planning.forecast import DRAWS, Forecaster
+
+    draws = DRAWS if work.left <= _MANY else DRAWS // 4
+    return Forecaster(replace(work, stages=known), guess, draws=draws)
+
+
+def sized(run: Run, ask: Ask, within_s: float) -> tuple[int, int]:
+    """Return the fewest nodes that are likely to finish a run within a time, and a time limit.
+
+    Raises ConfigError: nothing was measured, or no number of nodes is likely to finish in time.
+    """
+    work = _work(run)
+    forecaster = _forecaster(work)
+    if work is None or forecaster is None:
+        message = f"--size-for: no item of {run.root} has a result, so durations are unknown"
+        hint = "run some items first, for example in a short job; or choose --nodes and --time"
+        raise ConfigError(message, hint=hint)
+    from hpc_toolkit.planning.forecast import SURE
+    from hpc_toolkit.planning.plan import choose
+
+    able: dict[int, Choice] = {}
+
+    def is_able(nodes: int) -> bool:
+        able[nodes] = choose(forecaster, ask.node, nodes, limit_s=ask.most_s, within_s=within_s)
+        return bool(able[nodes].in_a_row) and (able[nodes].forecast.within or 0.0) >= SURE
+
+    most = math.ceil(sum(len(s.state.open) for s in run.view.stages.values()) / ask.node.workers)
+    most = max(1, min(most, ask.most_nodes or most))
+    if not is_able(most):
+        took = format_duration(able[most].forecast.time_s.high)
+        message = (
+            f"--size-for {format_duration(within_s)}: {counted(work.left, 'item')} are left, and"
+        )
+        message += f" {counted(most, 'node')} may take {took}"
+        raise ConfigError(message, hint="no more nodes can be used: give it more time")
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_able(middle) else (middle, high)
+    return high, able[high].ask_s

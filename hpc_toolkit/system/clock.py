@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 
 class Clock(Protocol):

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.system.ranks import other_job, task_counts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
@@ -60,7 +58,7 @@ def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
     would put all ranks on it. Nothing changes for a rank that is alone on its node or sees one
     GPU. Do not use this for ranks of one training, which must see each other's GPUs.
     """
-    ranks, rank = _ranks_here(environ), environ.get("SLURM_LOCALID", "")
+    ranks, rank = ranks_here(environ), environ.get("SLURM_LOCALID", "")
     other = other_job(environ)
     if other is not None and other.rank is not None:
         size = environ.get(other.rank.local_size, "")
@@ -76,7 +74,7 @@ def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def _ranks_here(environ: Mapping[str, str]) -> int:
+def ranks_here(environ: Mapping[str, str]) -> int:
     """Number of ranks of this step on this node, from srun's variables; 1 if unknown."""
     counts = task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = environ.get("SLURM_NODEID", "")

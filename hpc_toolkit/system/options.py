@@ -6,10 +6,8 @@ A table lists a command's options once, for the command line and for other code 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 
 class Option(NamedTuple):

@@ -106,6 +106,12 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{ending}"
 
 
+def first_names(names: list[str] | tuple[str, ...], shown: int = 3) -> str:
+    """The first names, and the number of further ones: ``a, b, c and 2 more``."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 def format_walltime(seconds: int) -> str:
     """``HH:MM:SS``, or ``D-HH:MM:SS`` from one day on: what squeue(1) prints."""
     if not 0 < seconds <= MAX_WALLTIME_S:

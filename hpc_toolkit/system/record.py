@@ -7,13 +7,10 @@ functions below instead (docs/decisions/libraries.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast, dataclass_transform
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, dataclass_transform
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Record")

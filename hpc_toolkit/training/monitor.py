@@ -12,12 +12,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
@@ -25,9 +26,6 @@ from hpc_toolkit.system.gpus import GpuReader
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import WARNINGS, die_with_parent, kill_group, readable
 from hpc_toolkit.system.ranks import host_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path("/sys/class/infiniband")
 _WORD_BYTES = 4

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import inspect
+import json
+from collections.abc import Collection, Iterable, Iterator
 from inspect import Parameter
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hpc_toolkit.errors import WorkloadError, near_miss
-from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME
+from hpc_toolkit.errors import ConfigError, ItemsError, WorkloadError, near_miss
+from hpc_toolkit.queue.graph import Arrows
+from hpc_toolkit.queue.items import ItemLines, check_items
+from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, RESULTS, StageSpec
 from hpc_toolkit.system.jsonlines import AT_ONCE, batches
 from hpc_toolkit.system.record import replace
+from hpc_toolkit.worker.command import needed_keys
 from hpc_toolkit.worker.loading import caller_path, is_callable_class, load_object
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from hpc_toolkit.rundir.layout import StageSpec
 
 _REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def fit(
-    stage: StageSpec, items: Iterable[Any], *, dropped: str = ""
+    stage: StageSpec, items: Iterable[Any], *, dropped: str = "", given: str = ""
 ) -> tuple[StageSpec, Iterator[Any]]:
     """The stage with how its function is called, and the items, which are checked against it.
 
     The first items decide: the function gets their keys by name if all fit its parameters, else the
-    item itself; the key ``dropped`` only if it is a parameter. Raises WorkloadError: an item fits
-    neither; the message names the key.
+    item itself; the key ``dropped`` only if it is a parameter. ``given`` is a parameter that gets
+    an argument although the items lack it. Raises WorkloadError: an item fits neither; the message
+    names the key.
     """
     work, rest = stage.workload, iter(items)
     found = _parameters(work.function, work.path) if work.function is not None else None
@@ -37,6 +38,8 @@ def fit(
         return stage, rest
     first, name = list(islice(rest, AT_ONCE)), str(work.function)
     keys = {key for item in first if isinstance(item, dict) for key in item}
+    if given not in keys:
+        found = [one for one in found if one.name != given]
     # A wrapper that takes anything does not say how the function inside of it is called.
     is_wrapper = {one.kind for one in found} >= {_REST[0]} and not _names(found)
     by_name = bool(first) and not is_wrapper and not any(_misfit(name, found, i) for i in first)
@@ -48,6 +51,44 @@ def fit(
     by_name = by_name or not _takes_item(found, keys)
     stage = replace(stage, workload=replace(work, call=BY_NAME if by_name else BY_ITEM))
     return stage, _checked(name, found, chain(first, rest), by_name=by_name)
+
+
+def with_items(
+    stage: StageSpec, items: Iterable[Any], *, may_be_empty: bool = False, decide: bool = True
+) -> tuple[StageSpec, ItemLines]:
+    """A stage with its list, and with how its function is called, unless that is decided.
+
+    If items of the list follow each other, the stage follows itself. Raises ItemsError,
+    ConfigError, WorkloadError: items that cannot work.
+    """
+    arrows, needs = Arrows(), needed_keys(stage.workload.command)
+    items = arrows.taken(items)
+    if decide:
+        stage, items = fit(stage, items, given=RESULTS)
+    own = [key for key in needs if key != RESULTS]
+    lines = check_items(items, group_by=stage.group_by, needs=own, may_be_empty=may_be_empty)
+    wanted = RESULTS in needs or _wants_results(stage)
+    if arrows and may_be_empty:
+        message = "items that follow each other cannot be in an open list"
+        raise ConfigError(message, hint="create the run without --open")
+    if arrows:
+        return replace(stage, after=(stage.name,)), arrows.graph(lines, results=wanted is not False)
+    if RESULTS in needs or wanted is None:
+        for number, line in enumerate(lines.lines):
+            if RESULTS not in (item := json.loads(line)):
+                user = stage.workload.function or "the command"
+                message = f"item {number} has no key {RESULTS!r}, which {user} needs"
+                raise ItemsError(message, hint=near_miss(RESULTS, list(item)))
+    return stage, lines
+
+
+def _wants_results(stage: StageSpec) -> bool | None:
+    """Whether code gets results of items before; None: it cannot be called without them."""
+    work = stage.workload
+    if work.command is not None or work.call != BY_NAME:
+        return work.command is None
+    found = [one for one in _parameters(str(work.function), work.path) or () if one.name == RESULTS]
+    return None if found and found[0].default is found[0].empty else bool(found)
 
 
 def _parameters(name: str, path: tuple[str, ...]) -> list[Parameter] | None:

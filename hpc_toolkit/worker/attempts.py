@@ -10,17 +10,23 @@ import posix
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hpc_toolkit.errors import LONGEST_TEXT, TRY_AGAIN, PermanentError, describe, shortened
+from hpc_toolkit.errors import (
+    LONGEST_TEXT,
+    CommandInterruptedError,
+    PermanentError,
+    describe,
+    shortened,
+)
 from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.system.jsonlines import encode, is_plain
 from hpc_toolkit.worker.memory import is_out_of_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from mmap import mmap
 
 # Messages to the worker: one line each; the first byte is the kind.
@@ -161,9 +167,9 @@ class Report:
         except UnstorableError as error:
             self.failure(error)
         except OSError as error:
-            # The item is not the cause, so the worker must end, as if its journal were full.
+            # The item is not the cause, so it runs again, as if the worker's journal were full.
             self._send(UNWRITABLE, str(error.errno).encode())
-            os._exit(TRY_AGAIN)
+            raise CommandInterruptedError from error
         else:
             self.failures_left = self._failures_in_a_row
             self._report(KEPT if grown else DONE, "done", fields)
@@ -203,7 +209,9 @@ class Report:
         self._since = now
         if seconds > self._expected_s:  # noqa: PLR1730 - max() takes three times as long
             self._expected_s = seconds
-        logged = self._logged()
+        # The byte range of the worker's log that this item wrote.
+        start, self._log_end = self._log_end, self._log.settle()
+        logged = f',"log":[{start},{self._log_end}]' if self._log_end > start else ""
         position = self._positions[self.index]
         self.index += 1
         self._send(
@@ -211,11 +219,6 @@ class Report:
             f'{{"type":"{name}",{self._where}{position},"at":{time.time():.3f},'
             f'"seconds":{seconds:.6f}{logged},{fields}'.encode(),
         )
-
-    def _logged(self) -> str:
-        """The field with the byte range of the worker's log that this item wrote; "" if none."""
-        start, self._log_end = self._log_end, self._log.settle()
-        return f',"log":[{start},{self._log_end}]' if self._log_end > start else ""
 
 
 def where(request: dict[str, Any]) -> str:
@@ -331,3 +334,12 @@ class World:
 
 
 WORLD = World()
+
+
+def restored(item: dict[str, Any], own: str | None) -> dict[str, Any]:
+    """The item as code gets it: results of earlier stages in it are as Python had them."""
+    if "stored" not in item:
+        return item
+    from hpc_toolkit.rundir.valuefiles import with_results  # few items need it
+
+    return with_results(item, own)

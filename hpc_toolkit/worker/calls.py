@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,6 @@ from hpc_toolkit.worker.code import is_installed
 from hpc_toolkit.worker.loading import load_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from hpc_toolkit.queue.items import Item
 
 _MOST_LOADED = 100

@@ -7,23 +7,19 @@ import re
 import stat
 import sys
 import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from importlib.machinery import PathFinder
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.rundir.files import write_new
-from hpc_toolkit.rundir.layout import CALLS, STUDY
+from hpc_toolkit.rundir.layout import CALLS, STUDY, Manifest, RunPaths, StageSpec, WorkloadSpec
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from importlib.machinery import ModuleSpec
-
-    from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 
 _MOST_FILES = 1000
 _MOST_COPIED = 1 << 28
@@ -195,8 +191,23 @@ def _is_script(word: str) -> bool:
 
 
 def is_installed(file: str) -> bool:
+    """Whether a file belongs to Python or to a package, not to the user's own code."""
     packages = {"site-packages", "dist-packages"}
-    return file.startswith(_INSTALLED) or not packages.isdisjoint(Path(file).parts)
+    if file.startswith(_INSTALLED) or not packages.isdisjoint(Path(file).parts):
+        return True
+    above = [one for one in sys.path if one and file.startswith(f"{one}/")]
+    return any(file[len(one) + 1 :].partition("/")[0] in _installed_in(one) for one in above)
+
+
+@cache
+def _installed_in(directory: str) -> set[str]:
+    """What pip has put into a directory by ``--target``: names of packages and modules."""
+    found = set()
+    for record in Path(directory).glob("*.dist-info/RECORD"):
+        with suppress(OSError, ValueError):
+            lines = record.read_text(encoding="utf-8").splitlines()
+            found |= {re.split("[/,]", line, maxsplit=1)[0] for line in lines}
+    return found
 
 
 def _imported(path: tuple[str, ...], names: Iterable[str]) -> dict[str, str]:

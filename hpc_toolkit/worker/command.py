@@ -13,13 +13,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from hpc_toolkit.errors import CommandInterruptedError, PermanentError, WorkloadError
 from hpc_toolkit.system.processes import WARNINGS, describe_exit, die_with_parent, readable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from hpc_toolkit.worker.memory import kernel_kills
 
 _TAIL = 2000
 _LONGEST_LINE = 64 << 20
@@ -30,6 +29,11 @@ _FROM_FILE = "read the item from the JSON file $HPCTK_ITEM_FILE"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
 _SIGNALS_APART_S = 2.0
 """Seconds until all processes of a step have a signal: Slurm signals one after the other."""
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_SLURM_KILL = re.compile(rb"slurmstepd: .*\boom[-_ ]kill")
+"""Line about a step that srun started, perhaps on other nodes."""
+_NO_MEMORY = re.compile(rb"MemoryError\b|bad_alloc|[Oo]ut of memory|Cannot allocate memory")
+"""Last line of a program that ends because the kernel or CUDA gives it no more memory."""
 
 
 # Opens or closes a shell context in which a quoted value is not one word.
@@ -55,7 +59,7 @@ _CONTEXTS = {
 
 
 def needed_keys(command: str | None) -> list[str]:
-    """The item keys that a command uses; without a command, none.
+    """The item keys that a command uses, of ``{key.part}`` the key; without a command, none.
 
     Raises WorkloadError: a placeholder is not a plain ``{key}``, or is in a context where the shell
     would not read its quoted value as one word and might execute it.
@@ -72,7 +76,8 @@ def needed_keys(command: str | None) -> list[str]:
         context = _context_after(f"x{text}" if keys else text, context)
         if key is None:
             continue
-        if not key.isidentifier() or spec not in ("", "args") or conversion:
+        names = key.split(".")
+        if not all(map(str.isidentifier, names)) or spec not in ("", "args") or conversion:
             message = f"command {command!r}: {{{key}}} is not a plain {{key}} placeholder"
             raise WorkloadError(message, hint="write {{ and }} for braces of the shell")
         if context:
@@ -85,7 +90,7 @@ def needed_keys(command: str | None) -> list[str]:
             # The second word of x={key:args} would be a command.
             message = f"command {command!r}: {{{key}:args}} is not a word of its own"
             raise WorkloadError(message, hint=f"write a blank before {{{key}:args}}")
-        keys.append(key)
+        keys.append(names[0])
     return keys
 
 
@@ -112,9 +117,11 @@ def fill(command: str, item: dict[str, Any]) -> bytes:
         parts.append(text)
         if key is None:
             continue
-        if key not in item:
-            raise PermanentError(f"the item has no key {key!r}, which the command needs")
-        value = item[key]
+        value: Any = item
+        for name in key.split("."):
+            if not isinstance(value, dict) or name not in value:
+                raise PermanentError(f"the item has no key {key!r}, which the command needs")
+            value = value[name]
         word = value if isinstance(value, str) else json.dumps(value)
         if re.search("[\0\ud800-\udc7f\udd00-\udfff]", word):  # others stand for bytes
             message = f"the value of {key!r} has a character that no command can take: {word!a:.80}"
@@ -147,6 +154,7 @@ class CommandWorkload:
         self._command = command
         self._bash = ["/bin/bash", *(["-o", "pipefail"] if pipefail else []), "-c"]
         self._asked_to_stop = False
+        self._kernel_kills = 0
 
     def note_signal(self) -> None:
         """Note that the worker's processes, this command's among them, got an outside signal."""
@@ -167,6 +175,7 @@ class CommandWorkload:
             environ = {**os.environ, "HPCTK_ITEM": text, "HPCTK_ITEM_FILE": path}
             if len(f"HPCTK_ITEM={text}") > _LONGEST_WORD:
                 del environ["HPCTK_ITEM"]
+            self._kernel_kills = kernel_kills()
             process = subprocess.Popen(
                 [*self._bash, fill(self._command, item)],
                 stdin=subprocess.DEVNULL,
@@ -183,7 +192,8 @@ class CommandWorkload:
         if code != 0:
             if self._was_asked_to_stop(code):
                 raise CommandInterruptedError
-            raise RuntimeError(_failure(code, output, errors))
+            message = _failure(code, output, errors)
+            raise (MemoryError if self._ran_out(code, errors) else RuntimeError)(message)
         line = output[_last_line(output) :].strip().removeprefix(codecs.BOM_UTF8)
         is_long = len(line) > _LONGEST_LINE  # its beginning is lost
         if not (line.startswith(b"{") or is_long):
@@ -195,6 +205,13 @@ class CommandWorkload:
             sys.stderr.write(f"hpctk: the last line is not read as a result: {unread}\n")
             found = {"exit_code": code, "unread_line": unread}
         return found
+
+    def _ran_out(self, code: int, errors: bytes) -> bool:
+        """Whether memory ran out, as the kernel, Slurm or the command itself reports."""
+        if code in _KILLED and kernel_kills() > self._kernel_kills:
+            return True
+        last = errors.rstrip().rpartition(b"\n")[2]
+        return bool(_SLURM_KILL.search(errors) or _NO_MEMORY.search(last))
 
     def _was_asked_to_stop(self, code: int) -> bool:
         """Whether a stop signal ended the command; this process may get that signal later."""

@@ -18,59 +18,42 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
+from hpc_toolkit.queue.control import OUT_OF_MEMORY
 from hpc_toolkit.rundir.files import open_or_create, write_all
+from hpc_toolkit.rundir.layout import StageSpec
 from hpc_toolkit.system.binding import limit_memory
-from hpc_toolkit.worker.attempts import (
-    BROKEN,
-    CONSECUTIVE_FAILURES,
-    END,
-    FAILING,
-    LOADED,
-    LOADING,
-    LONG_S,
-    PREFETCHES,
-    WORLD,
-    WORN,
-    Log,
-    Report,
-    text_stream,
-)
+from hpc_toolkit.worker import attempts
 from hpc_toolkit.worker.guard import STOP_SIGNALS, Guard
-from hpc_toolkit.worker.loading import Prefetch, load_workload, prefetch_of
-from hpc_toolkit.worker.memory import Shrinking, resident_bytes
+from hpc_toolkit.worker.loading import Prefetch, Workload, load_workload, prefetch_of
+from hpc_toolkit.worker.memory import Shrinking, kernel_kills, resident_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.worker.command import CommandWorkload
-    from hpc_toolkit.worker.loading import Workload
 
 _LOG = 5  # the executor's own descriptor of the log
 
 
-class Executor:
-    """The worker's handle on its executor process."""
+class Executor(Guard):
+    """The worker's handle on its executor process; its messages stay readable after the end."""
 
     def __init__(self, stages: dict[str, StageSpec], log_path: Path) -> None:
-        self._shared = mmap.mmap(-1, 64)
+        shared = mmap.mmap(-1, 64)
         request_read, self._requests = os.pipe()
         self.results, result_write = os.pipe()
         pipes = request_read, result_write
-        self._guard = Guard(
-            lambda: _become_child(stages, log_path, pipes, self._shared), self._shared
-        )
+        self._kernel_kills = kernel_kills()
+        super().__init__(lambda: _become_child(stages, log_path, pipes, shared), shared)
         os.close(request_read)
         os.close(result_write)
         os.set_blocking(self.results, False)
-        self.ended = self._guard.ended
 
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
         """Send a request with its items as JSON lines; BrokenPipeError if the child is gone."""
@@ -84,13 +67,12 @@ class Executor:
         """Ask the child to end the request before the next item."""
         self._shared[0] = 1
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the processes that the user's code started, not to the child."""
-        self._guard.terminate()
-
     def end(self) -> str:
-        """Kill the child and its children; return how it ended. Its messages stay readable."""
-        return self._guard.end()
+        """As :meth:`Guard.end`; says so if the kernel killed the child to free memory."""
+        how = super().end()
+        # The count is of the node; others' processes rarely end so while this one is killed.
+        by_kernel = how.endswith("SIGKILL") and kernel_kills() > self._kernel_kills
+        return f"{how}, {OUT_OF_MEMORY}" if by_kernel else how
 
     def close(self) -> None:
         """Release the descriptors, after :meth:`end`."""
@@ -186,7 +168,7 @@ def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, i
         os.dup2(fd, target, inheritable=target <= 2)
     os.closerange(_LOG + 1, os.sysconf("SC_OPEN_MAX"))
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        stream = text_stream(fd)
+        stream = attempts.text_stream(fd)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)  # which code that replaced the first puts back
     return 3, 4
@@ -197,21 +179,19 @@ class _Child:
 
     _workload: Workload
     _items: list[dict[str, Any]]
-    _report: Report
-    _most: float  # items of one process, items before it can be replaced, and its bytes
-    _least: float
-    _recycle_at: float
+    _report: attempts.Report
+    _most: float  # items of one process; _least: before it can be replaced; _recycle_at: bytes
 
     def __init__(
         self, stages: dict[str, StageSpec], requests: int, results: int, stop: mmap.mmap
     ) -> None:
         # Processes that user code spawns import the module of this name again.
         sys.modules["__main__"] = ModuleType("__main__")
-        WORLD.watch()
+        attempts.WORLD.watch()
         self._stages = stages
         self._requests = os.fdopen(requests, "rb", closefd=False)
         self._results = results
-        self._stop, self._log = stop, Log(_LOG)
+        self._stop, self._log = stop, attempts.Log(_LOG)
         self._workloads: dict[str, Workload] = {}
         self._loaded: tuple[str, str] | None = None
         self._context: Any = None
@@ -251,9 +231,10 @@ class _Child:
             self._workload = self._workload_of(spec)
         except WorkloadError as error:
             said = "\t".join(" ".join(one.split()) for one in (error.message, error.hint))
-            self._send(BROKEN, said.encode(errors="backslashreplace"))
+            self._send(attempts.BROKEN, said.encode(errors="backslashreplace"))
             return
-        self._report = report = Report(request, self._send, self._stop, self._log)
+        self._values = None if spec.workload.command else request.get("values")
+        self._report = report = attempts.Report(request, self._send, self._stop, self._log)
         report.keeps_exceptions = getattr(self._workload, "keeps_exceptions", False) is True
         self._most = spec.max_items_per_process or math.inf
         self._recycle_at = math.inf if spec.recycle_at_mib is None else spec.recycle_at_mib << 20
@@ -271,11 +252,17 @@ class _Child:
                 self._prefetch.name(self._workload, wanted, loads=group)
                 if self._load(spec, group, span):
                     self._run_span(span)
-            worn = WORN if self._is_worn and not report.over else "stopped"
-            how = FAILING if report.failing else worn if report.index < len(self._items) else ""
-            self._send(END, how.encode())
+            worn = attempts.WORN if self._is_worn and not report.over else "stopped"
+            how = (
+                attempts.FAILING
+                if report.failing
+                else worn
+                if report.index < len(self._items)
+                else ""
+            )
+            self._send(attempts.END, how.encode())
         except CommandInterruptedError:
-            self._send(END, b"interrupted")
+            self._send(attempts.END, b"interrupted")
 
     @property
     def _is_worn(self) -> bool:
@@ -286,13 +273,13 @@ class _Child:
 
     def _workload_of(self, spec: StageSpec) -> Workload:
         if spec.name not in self._workloads:
-            self._send(LOADING)
+            self._send(attempts.LOADING)
             workload = load_workload(spec.workload, pipefail=spec.pipefail)
             if spec.workload.command is not None:
                 _commands.append(cast("CommandWorkload", workload))
             self._workloads[spec.name] = workload
-            self._send(LOADED)
-            self._send(PREFETCHES, b"yes" if prefetch_of(workload) else b"")
+            self._send(attempts.LOADED)
+            self._send(attempts.PREFETCHES, b"yes" if prefetch_of(workload) else b"")
         return self._workloads[spec.name]
 
     def _load(self, spec: StageSpec, group: Any, span: range) -> bool:
@@ -301,13 +288,15 @@ class _Child:
         if self._loaded == key:
             return True
         self._loaded, self._context = None, None  # free the old one before the new one is loaded
-        self._send(LOADING)
+        self._send(attempts.LOADING)
         failure = self._try_load(group, self._items[span.start : span.stop])
-        self._send(LOADED)
+        self._send(attempts.LOADED)
         self._report.restart_clock()
         if failure is not None:
             # Each load may take minutes, so one failure is not tried again for each item.
-            self._report.failures_left = max(self._report.failures_left, CONSECUTIVE_FAILURES)
+            self._report.failures_left = max(
+                self._report.failures_left, attempts.CONSECUTIVE_FAILURES
+            )
             while self._report.index < span.stop and not self._report.failing:
                 self._report.failure(failure)
             return False
@@ -370,7 +359,7 @@ class _Child:
             return error
         finally:
             if self._taken:
-                WORLD.restore()
+                attempts.WORLD.restore()
         return None
 
     def _feed(self, span: range) -> Iterator[dict[str, Any]]:
@@ -381,12 +370,12 @@ class _Child:
             if self._report.over or (self._begun >= self._least and self._is_worn):
                 return
             if not self._taken:
-                WORLD.keep()
-            elif WORLD.changed or self._report.seconds > LONG_S:
-                WORLD.restore()
+                attempts.WORLD.keep()
+            elif attempts.WORLD.changed or self._report.seconds > attempts.LONG_S:
+                attempts.WORLD.restore()
             self._taken += 1
             self._begun += 1
-            yield item
+            yield attempts.restored(item, self._values)
 
 
 def _groups(items: list[dict[str, Any]], group_by: str | None) -> Iterator[tuple[Any, range]]:

@@ -13,19 +13,17 @@ import hashlib
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from hpc_toolkit.rundir.pickles import dumps, reducers
 from hpc_toolkit.worker.code import is_installed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, range, type(...)))
 _MOST = 100_000

@@ -13,26 +13,19 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.system.processes import (
-    WARNINGS,
-    adopt_orphans,
-    descendants,
-    describe_exit,
-    die_with_parent,
-    kill_group,
-    readable,
-)
+from hpc_toolkit.rundir.layout import StageSpec
+from hpc_toolkit.system import processes
+from hpc_toolkit.system.ranks import forget_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from mmap import mmap
 
-    from hpc_toolkit.rundir.layout import StageSpec
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *processes.WARNINGS)
 
 _PID, _STATUS = 4, 8
 """Offsets in the shared memory; its first byte belongs to the executor."""
@@ -68,7 +61,7 @@ class Guard:
 
     def terminate(self) -> None:
         """Ask the child's descendants to end by SIGTERM; the child itself gets no signal."""
-        for pid in descendants(self.child) if self.child else ():
+        for pid in processes.descendants(self.child) if self.child else ():
             with suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
 
@@ -80,9 +73,9 @@ class Guard:
         known, status = struct.unpack_from("?i", self._shared, _STATUS)
         if not known:  # somebody killed the guard, and the kernel the child
             if self.child:
-                kill_group(self.child)
+                processes.kill_group(self.child)
             return "killed by SIGKILL"
-        return describe_exit(os.waitstatus_to_exitcode(status))
+        return processes.describe_exit(os.waitstatus_to_exitcode(status))
 
 
 def _become_guard(child: Callable[[], object], life: int, shared: mmap) -> None:
@@ -94,12 +87,13 @@ def _become_guard(child: Callable[[], object], life: int, shared: mmap) -> None:
             signal.signal(sig, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        adopt_orphans()
+        processes.adopt_orphans()
         guard = os.getpid()
         pid = os.fork()
         if pid == 0:
-            die_with_parent()
+            processes.die_with_parent()
             if os.getppid() == guard:
+                forget_rank()
                 child()
             os._exit(0)
         struct.pack_into("i", shared, _PID, pid)
@@ -123,18 +117,18 @@ def _watch(child: int, life: int, shared: mmap) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     statuses: list[int] = []
     while _reap(child, statuses) and not statuses:
-        if _LIFE in readable(_LIFE, wake):
+        if _LIFE in processes.readable(_LIFE, wake):
             os.kill(child, signal.SIGKILL)
             statuses.append(os.waitpid(child, 0)[1])
         _drain(wake)
     struct.pack_into("?i", shared, _STATUS, True, statuses[0])
-    kill_group(child)
+    processes.kill_group(child)
     end = time.monotonic() + _PATIENCE_S
     while _reap(child, statuses) and time.monotonic() < end:
-        for pid in descendants(os.getpid()):
+        for pid in processes.descendants(os.getpid()):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        readable(wake, timeout_s=_LOOK_S)
+        processes.readable(wake, timeout_s=_LOOK_S)
         _drain(wake)
 
 

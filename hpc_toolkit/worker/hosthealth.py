@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
-from hpc_toolkit.queue.presence import DRAINING
+from hpc_toolkit.queue.presence import DRAINING, Presence
 from hpc_toolkit.queue.probes import host_part
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, History, ItemState
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from hpc_toolkit.queue.leases import Liveness
-    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
 
@@ -280,21 +278,14 @@ class HostWatch(FailureCount):
         living: dict[str, set[str]] = {}
         for worker in self._looked:
             host = self._host_of(worker)
-            if host not in ("", self.own.host) and self._may_try(worker):
-                living.setdefault(host, set()).add(worker)
+            if host not in ("", self.own.host) and self.liveness.verdict(worker).alive:
+                presence = self.view.presence(worker)
+                if presence is not None and presence.state != DRAINING:
+                    living.setdefault(host, set()).add(worker)
         return any(
-            may_wait(
-                (items, self.own.host),
-                (len(self._failed_in_a_row(workers, -math.inf)), host),
-            )
+            may_wait((items, self.own.host), (len(self._failed_in_a_row(workers, -math.inf)), host))
             for host, workers in living.items()
         )
-
-    def _may_try(self, worker: str) -> bool:
-        if not self.liveness.verdict(worker).alive:
-            return False
-        presence = self.view.presence(worker)
-        return presence is not None and presence.state != DRAINING
 
     def _host_of(self, worker: str) -> str:
         """Host on which a worker runs or ran; "" if unknown, which proves nothing."""
@@ -332,7 +323,7 @@ class HostWatch(FailureCount):
         """The outcome of an item on all workers except those ``here``."""
         state = self.view.stages[key.stage].state
         unit = state.units[key.unit]
-        history = unit.histories.get(key.item, History())
+        history = unit.histories.get(key.item, History(0))
         done = unit.clean[0] if unit.clean is not None else None
         if history.done is not None:
             done = history.done.worker

@@ -8,22 +8,18 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from types import ModuleType
+from typing import Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, describe, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT
-from hpc_toolkit.rundir.layout import BY_NAME, CALLS, STUDY, Manifest, parse_manifest
-from hpc_toolkit.system.imports import OF_USER
+from hpc_toolkit.rundir import layout
+from hpc_toolkit.system.installation import OF_USER
 from hpc_toolkit.worker.code import code_file, collect_provenance
 from hpc_toolkit.worker.pausing import parse_max_failures
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import ModuleType
-
-    from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
 
 Item = dict[str, Any]
 
@@ -41,6 +37,9 @@ class Workload(Protocol):
     ``on_oom(context, items)`` is optional: it is called when CUDA or the host ran out of memory.
     It returns True or another context to run ``items`` again, smaller, or False to fail the first
     of them. ``context`` is None if :meth:`load` ran out of memory.
+
+    ``fetch(items)`` is optional: ``hpctk items fetch`` calls it without :meth:`load`. It loads what
+    items need besides checkpoints, and yields a name and an error or "" for each data set.
     """
 
     def load(self, group: Any) -> Any:
@@ -60,7 +59,7 @@ class FunctionWorkload:
         self._function = function
         if dropped:
             self._function = lambda item: function(**{k: item[k] for k in item if k != dropped})
-        elif by_name == BY_NAME:
+        elif by_name == layout.BY_NAME:
             self._function = lambda item: function(**item)
 
     def load(self, group: Any) -> None:
@@ -71,7 +70,7 @@ class FunctionWorkload:
             yield self._function(item)
 
 
-def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
+def load_workload(spec: layout.WorkloadSpec, *, pipefail: bool = False) -> Workload:
     """Import and construct the code of a stage; a WorkloadError says why that failed.
 
     ``sys.path`` and ``sys.argv`` become those of a script with this code.
@@ -83,7 +82,7 @@ def load_workload(spec: WorkloadSpec, *, pipefail: bool = False) -> Workload:
     assert spec.function is not None
     name, user = str(spec.function), (*spec.path, *OF_USER)
     # The user's files must not replace modules that a workload of hpctk imports.
-    ours = name.startswith("hpc_toolkit.") and name not in (CALLS, STUDY)
+    ours = name.startswith("hpc_toolkit.") and name not in (layout.CALLS, layout.STUDY)
     sys.path[:] = dict.fromkeys((*sys.path, *user) if ours else (*user, *sys.path))
     sys.argv = [*spec.argv] or [str(code_file(spec) or name)]
     found = load_object(spec.function, spec.path)
@@ -130,7 +129,7 @@ def is_callable_class(kind: type) -> bool:
     return not is_workload and any("__call__" in vars(base) for base in kind.__mro__)
 
 
-def check_stage(stage: StageSpec) -> None:
+def check_stage(stage: layout.StageSpec) -> None:
     """Refuse a stage that cannot work, with ConfigError or WorkloadError; imports its code.
 
     Raises TypeError for a setting of a type that run.json does not have.
@@ -147,10 +146,10 @@ def check_stage(stage: StageSpec) -> None:
     _check_no_retry(stage)
     with caller_path():
         load_workload(work)
-    parse_manifest(json.loads(Manifest(run="", stages=(stage,)).to_bytes()))
+    layout.parse_manifest(json.loads(layout.Manifest(run="", stages=(stage,)).to_bytes()))
 
 
-def _check_limits(stage: StageSpec) -> None:
+def _check_limits(stage: layout.StageSpec) -> None:
     for name in ("max_attempts", "max_items_per_process", "recycle_at_mib", "log_limit_mib"):
         if (least := getattr(stage, name)) is not None and least < 1:
             raise ConfigError(f"{name} must be at least 1, got {least}")
@@ -169,7 +168,7 @@ def _check_limits(stage: StageSpec) -> None:
         parse_max_failures(stage.max_failures)
 
 
-def _check_no_retry(stage: StageSpec) -> None:
+def _check_no_retry(stage: layout.StageSpec) -> None:
     for name in stage.final:
         if name != "timeout" and not (name.isidentifier() and name[0].isupper()):
             message = f"no_retry must be 'timeout' or names of exceptions, got {name!r}"
@@ -179,11 +178,13 @@ def _check_no_retry(stage: StageSpec) -> None:
         raise ConfigError(message, hint="set the time limit of one item, such as --timeout 5min")
 
 
-def new_manifest(root: str | Path, stage: StageSpec, *, copy_code: bool = False) -> Manifest:
+def new_manifest(
+    root: str | Path, stage: layout.StageSpec, *, copy_code: bool = False
+) -> layout.Manifest:
     """The manifest of a new run; refuse a stage that cannot work."""
     check_stage(stage)
     origin = collect_provenance((stage,)) | {"copied": copy_code}
-    return Manifest(run=Path(root).name, stages=(stage,), provenance=origin)
+    return layout.Manifest(run=Path(root).name, stages=(stage,), provenance=origin)
 
 
 def load_object(name: object, path: tuple[str, ...]) -> Any:

@@ -8,13 +8,14 @@ import os
 import re
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.leases import WorkerLock, heartbeat_interval_s
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter
 from hpc_toolkit.system.ranks import host_name
+from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import RunPaths
@@ -26,6 +27,12 @@ _PUNCH_HOLE = 0x01 | 0x02  # with FALLOC_FL_KEEP_SIZE, of fallocate(2)
 _BLOCK = 1 << 12
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+
+
+def new_name(prefix: str = "") -> str:
+    """A name that no worker had before."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", prefix + host_name())
+    return f"{host}-{os.getpid()}-{os.urandom(3).hex()}"
 
 
 class Counts(NamedTuple):
@@ -87,10 +94,35 @@ class Membership:
         log_limit: float = math.inf,
         *,
         prefix: str = "",
+        name: str = "",
+        pool: int = 0,
+        has: dict[str, Any] | None = None,
     ) -> None:
-        """``log_limit``: bytes of the worker's log above which its oldest output is removed."""
-        host = prefix + host_name()
-        self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{os.urandom(3).hex()}"
+        """``log_limit``: bytes of the worker's log above which its oldest output is removed.
+
+        ``name``: one that no worker had, :func:`new_name` by default. ``pool``: as in
+        :class:`hpc_toolkit.worker.worker.WorkerOptions`; ``has``: what others see that it has for
+        stages with needs. Raises OSError: the name must not be tried again.
+        """
+        self.name = name or new_name(prefix)
+        self._paths = paths
+        try:
+            self._join(paths, rank, clock, lease_s, log_limit, pool=pool, has=has)
+        except OSError:
+            self._undo()
+            raise
+
+    def _join(
+        self,
+        paths: RunPaths,
+        rank: RankInfo,
+        clock: Clock,
+        lease_s: float,
+        log_limit: float,
+        *,
+        pool: int,
+        has: dict[str, Any] | None,
+    ) -> None:
         self.lock = WorkerLock(paths.worker_lock(self.name))
         self.workers = rank.world_size
         """Workers of the run, as far as is known at the start."""
@@ -101,18 +133,31 @@ class Membership:
         """Whether the run is on a filesystem of this kernel alone."""
         beat_s = min(heartbeat_interval_s(self.workers), lease_s / 4)
         self._clock = clock
+        here = Presence.here(self.name, rank, interval_s=beat_s, at=clock.wall(), pool=pool)
+        if has:
+            here = replace(here, place={**here.place, "has": has})
         self._file = PresenceFile(
             paths.worker(self.name),
-            Presence.here(self.name, rank, interval_s=beat_s, at=clock.wall()),
+            here,
             local=self.local,
         )
         self.journal = JournalWriter(paths.journal(self.name))
         # If an executor failed to create its log, it would die and its item become a suspect.
         self._log, self._log_limit, self._removed = paths.worker_log(self.name), log_limit, 0
-        self._log.touch()
+        os.close(files.open_or_create(self._log, os.O_WRONLY))
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
         self._beat_at = self._update_at = clock.monotonic()
+
+    def _undo(self) -> None:
+        """Remove what a name that claimed nothing left, as far as the filesystem allows."""
+        for name in ("lock", "_file", "journal"):
+            if (made := getattr(self, name, None)) is not None:
+                with suppress(OSError):
+                    made.close()
+        for path in (self._paths.worker, self._paths.worker_lock, self._paths.journal):
+            with suppress(OSError):
+                path(self.name).unlink()
 
     @property
     def presence(self) -> Presence:
@@ -135,7 +180,7 @@ class Membership:
             journal=self.journal.synced,
             at=round(self._clock.wall(), 3),
             note=drain.reason,
-            **({"state": DRAINING} if drain.requested else {}),
+            state=DRAINING if drain.requested else shown.state,
         )
 
     def trim_log(self) -> None:
@@ -159,7 +204,24 @@ class Membership:
             facts = {"note": reason, "journal": self.journal.synced, **counts._asdict()}
             self._file.update(state=FINISHED, at=round(self._clock.wall(), 3), **facts)
 
-    def give_up(self, error: OSError) -> None:
-        """Report an error that forbids to write results; the lock or the lease shows the end."""
+    def pause(self, note: str) -> bool:
+        """Show why this name writes no more, without a sign of life: others take its units over.
+
+        False: the filesystem did not take that.
+        """
+        shown = False
         with suppress(OSError):
-            self._file.update(state=DRAINING, note=f"gave up: {error}"[:200])
+            self._file.reopen()
+            at = round(self._clock.wall(), 3)
+            self._file.update(beats=False, state=DRAINING, at=at, note=note[:200])
+            shown = True
+        with suppress(OSError):  # a wait of hours has a thousand names
+            self._file.close()
+        return shown
+
+    def end(self, note: str) -> None:
+        """Show that the worker goes on under another name; OSError: it may not do so yet."""
+        self._file.reopen()
+        at = round(self._clock.wall(), 3)
+        self._file.update(state=FINISHED, at=at, journal=self.journal.synced, note=note[:200])
+        self._file.close()

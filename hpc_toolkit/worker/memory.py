@@ -31,6 +31,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return "RuntimeError" in names and _OF_THE_HOST in describe(error)
 
 
+def kernel_kills() -> int:
+    """How many processes of this node the kernel killed because memory ran out; 0: unknown.
+
+    A control group that has reached its limit counts as well, that of a Slurm job for instance.
+    """
+    try:
+        with open("/proc/vmstat", "rb") as file:
+            found = file.read().partition(b"\noom_kill ")[2].split(maxsplit=1)
+    except OSError:
+        return 0
+    return int(found[0]) if found else 0
+
+
 class Shrinking:
     """Asks one workload to use less memory, a limited number of times for each item."""
 

@@ -128,9 +128,11 @@ def closing(view: RunView, given: str, *, campaign: bool = False) -> str:
     reasons = [reason for stage in view.stages.values() if (reason := pause_reason(stage))]
     if reasons:
         return f"{given}: paused: {reasons[0]}; fix the cause, then hpctk retry {run}"
-    if not left:
+    follow = any(stage.spec.after and not stage.log.sealed for stage in view.stages.values())
+    if not (left or follow):
         return f"{given}: all {items} of an open list are finished: hpctk status {run}"
-    return f"{given}: {left:,} of {items} left: hpctk status {run}"
+    others = ", and others that follow" * follow
+    return f"{given}: {left:,} of {items} left{others}: hpctk status {run}"
 
 
 def _quoted(path: str) -> str:

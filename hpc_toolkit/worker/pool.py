@@ -1,4 +1,4 @@
-"""A pool of local worker processes, each replaced when it is killed."""
+"""A pool of local worker processes, each replaced when it is killed, and a process for a pool."""
 
 from __future__ import annotations
 
@@ -8,37 +8,36 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.system.binding import Place, bind, place_workers
+from hpc_toolkit.queue.state import MAX_DEATHS
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, read_manifest
+from hpc_toolkit.system.binding import Place, Shares, bind, place_workers, read_machine
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import CUDA, visible_gpus
-from hpc_toolkit.system.imports import open_streams
-from hpc_toolkit.system.machine import read_machine
+from hpc_toolkit.system.installation import open_streams
+from hpc_toolkit.system.needs import FEATURES
 from hpc_toolkit.system.processes import die_with_parent, handling, readable
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.ranks import without_rank
-from hpc_toolkit.system.record import Record
-from hpc_toolkit.worker.worker import (
-    DRAIN_SIGNALS,
-    EXIT_COMPLETE,
-    WorkerOptions,
-    start_worker,
-)
+from hpc_toolkit.system.record import Record, replace
+from hpc_toolkit.worker.hiccups import DRAIN_SIGNALS
+from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions, start_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    import subprocess
 
-    from hpc_toolkit.rundir.layout import Manifest, RunPaths
-    from hpc_toolkit.system.binding import Shares
 
 _TICK_S = 0.2
-BARREN_LIVES = 5
-"""A worker killed this often in a row without finishing an item is not started again."""
+BARREN_LIVES = MAX_DEATHS + 1
+"""A worker killed this often in a row without finishing an item is not started again.
+
+The last of them fails an item that killed those before it."""
 
 
 class Pool(Record, frozen=False, stateful=True, kw_only=True):
@@ -86,7 +85,10 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
                     codes += self._reap()
                     if on_tick is not None:
                         on_tick()
-                return self._conclude(codes)
+                with suppress(BlockingIOError):
+                    first = os.read(self._error_read, 1 << 16).split(b"\n")[0]
+                    raise reported_error(json.loads(first))
+                return overall_code(codes)
         finally:
             signal.set_wakeup_fd(old_wake)
             for fd in (wake_read, wake_write, self._error_read, self._error_write):
@@ -130,7 +132,8 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
             bind(place)
             # Inherited objects stay to the end; garbage collection would copy their shared pages.
             gc.freeze()
-            code = start_worker(self.paths, self.manifest, self.options, SystemClock())
+            options = replace(self.options, pool=parent, has=self._has())
+            code = start_worker(self.paths, self.manifest, options, SystemClock())
         except HpcToolkitError as error:
             os.write(self._error_write, error_report(error))
             code = error.exit_code
@@ -142,6 +145,20 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
                 sys.stderr.flush()
             os._exit(code)
 
+    def _has(self) -> dict[str, Any]:
+        """What one worker has, for stages with needs: an equal part, unless a share was given."""
+        if not any(stage.needs for stage in self.manifest.stages):
+            return {}
+        machine, shares = read_machine(), self.shares
+        found: dict[str, Any] = {}
+        if shares is None or shares.cpus is None:
+            found["cpus"] = max(1, machine.cpus // self.workers)
+        if shares is None or shares.memory_bytes is None:
+            found["memory"] = machine.memory_bytes // self.workers
+        if shares is not None and shares.gpus is not None and 0 < shares.gpus < 1:
+            found["gpus"] = shares.gpus
+        return found | self.options.has
+
     def _reap(self) -> list[int]:
         codes = []
         for pid in list(self._slots):
@@ -150,20 +167,12 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
                 slot = self._slots.pop(pid)
                 code = os.waitstatus_to_exitcode(status)
                 codes.append(code)
-                if code < 0 and not self._draining and self._may_restart(slot, pid):
-                    self._start(slot)
+                if code < 0 and not self._draining:
+                    done = finished_items(self.paths.workers, pid)
+                    self._barren[slot] = 0 if done else self._barren[slot] + 1
+                    if self._barren[slot] < BARREN_LIVES:
+                        self._start(slot)
         return codes
-
-    def _may_restart(self, slot: int, pid: int) -> bool:
-        done = finished_items(self.paths.workers, pid)
-        self._barren[slot] = 0 if done else self._barren[slot] + 1
-        return self._barren[slot] < BARREN_LIVES
-
-    def _conclude(self, codes: list[int]) -> int:
-        with suppress(BlockingIOError):
-            first = os.read(self._error_read, 1 << 16).split(b"\n")[0]
-            raise reported_error(json.loads(first))
-        return overall_code(codes)
 
 
 def stopping_line(number: int, workers: int, grace_s: float, *, again: bool) -> bytes:
@@ -222,6 +231,13 @@ def work_elsewhere(
         argv += ["--deadline", f"@{options.deadline}"]
     argv += shares.to_options() if shares else []
     argv += ["--strict-code"] if options.strict_code else []
+    for name, value in options.has.items():
+        words = (
+            value
+            if name == FEATURES
+            else [f"{name}={value}B" if name in ("memory", "gpu_memory") else f"{name}={value}"]
+        )
+        argv += [word for one in words for word in ("--has", one)]
     # Its own process group: a terminal's ^C reaches only this process, which forwards it once.
     process = subprocess.Popen(argv, env=without_rank(), process_group=0)
     try:
@@ -244,3 +260,83 @@ def local_environment(slot: int, workers: int) -> dict[str, str]:
     if "OMP_NUM_THREADS" not in os.environ:
         found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
     return found
+
+
+_LIVES = 5
+"""How often a pool is started again if its process is killed."""
+_QUIET_S = 1.0
+"""Seconds of waiting for workers to exit before that is reported."""
+_MAIN = "import sys; from hpc_toolkit.worker.pool import main; sys.exit(main(*sys.argv[1:]))"
+
+
+class PoolApart:
+    """Local workers of a run, which drain when the thread that started them ends."""
+
+    def __init__(self, root: Path, workers: int) -> None:
+        self._root, self._workers, self._lives = root, workers, _LIVES
+        self._process: subprocess.Popen[bytes] | None = None
+        self.environ: dict[str, str] = {}  # of the workers, besides that of this process
+
+    def keep(self) -> HpcToolkitError | None:
+        """Start the workers if they were not, or were killed; the error with which they ended."""
+        process = self._process
+        if process is None or ((process.poll() or 0) < 0 and self._lives):
+            self._lives -= process is not None
+            self._process = self._started()
+        elif process.returncode is not None:
+            assert process.stdout is not None
+            with suppress(ValueError):
+                return reported_error(json.loads(process.stdout.read()))
+            message = f"the workers of {self._root} have ended, and items are left"
+            return TryAgainLaterError(message, hint="start workers again; nothing is lost")
+        return None
+
+    def end(self, *, complete: bool) -> None:
+        """Wait until the workers have exited; unless the run is ``complete``, ask them to."""
+        if self._process is None:
+            return
+        import subprocess
+
+        if not complete:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout=_QUIET_S)
+        except subprocess.TimeoutExpired:
+            grace_s = WorkerOptions().grace_s
+            os.write(2, stopping_line(signal.SIGTERM, self._workers, grace_s, again=False))
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        import subprocess
+
+        program = [sys.executable, "-P", "-c", _MAIN]
+        argv = [*program, str(self._root), str(self._workers), str(os.getpid()), *sys.argv]
+        # The caller may run in an srun step, and its local workers are not ranks of that step.
+        environ = without_rank() | self.environ
+        if environ.pop("SLURM_STEP_ID", None) is not None:
+            environ.setdefault("SLURM_OVERLAP", "1")  # as start_worker does
+        # Its own process group: a terminal's ^C reaches only the caller.
+        return subprocess.Popen(
+            argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, process_group=0
+        )
+
+
+def main(root: str, workers: str, parent: str, *argv: str) -> int:
+    """Run the pool of a script that was called with ``argv``; an error is reported on stdout."""
+    die_with_parent(signal.SIGTERM)
+    if os.getppid() != int(parent):
+        return TRY_AGAIN
+    try:
+        pool = Pool(
+            paths=RunPaths(Path(root)),
+            manifest=read_manifest(Path(root)),
+            options=WorkerOptions(argv=argv),
+            workers=int(workers),
+            silent=True,
+        )
+        return pool.run()
+    except HpcToolkitError as error:
+        os.write(1, error_report(error))
+        return error.exit_code

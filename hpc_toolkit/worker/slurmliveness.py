@@ -11,23 +11,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.queue.control import SUSPENDED, DeathNotice, give_notice
+from hpc_toolkit.queue.control import OUT_OF_MEMORY, SUSPENDED, DeathNotice, give_notice
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.processes import die_with_parent, kill_group
 from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping
 
     from hpc_toolkit.slurm.records import JobRecord, NodeRecord
-    from hpc_toolkit.system.clock import Clock
 
 MISSED = 2.5
 """Heartbeats that a worker must have missed before Slurm is asked."""
@@ -44,13 +44,14 @@ _EXPLAINED = {
     "NODE_FAIL": "node failure",
     "BOOT_FAIL": "node failure",
     "CANCELLED": "cancel",
+    "OUT_OF_MEMORY": OUT_OF_MEMORY,
     "REVOKED": "cancel",
     "REQUEUED": "requeue",
     "PENDING": "requeue",
     "SUSPENDED": SUSPENDED,
     "STOPPED": SUSPENDED,
 }
-_TELLING = {"COMPLETED", "FAILED", "OUT_OF_MEMORY"} | _EXPLAINED.keys()
+_TELLING = {"COMPLETED", "FAILED"} | _EXPLAINED.keys()
 
 
 def judge(

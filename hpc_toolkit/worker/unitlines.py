@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.probes import host_part
@@ -12,12 +13,29 @@ from hpc_toolkit.system.record import Record, fresh
 from hpc_toolkit.worker import attempts as wire
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hpc_toolkit.queue.assignment import Assignment
     from hpc_toolkit.queue.state import Death
     from hpc_toolkit.rundir.journal import JournalWriter
+    from hpc_toolkit.rundir.valuefiles import ValueFile
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.hosthealth import FailureCount
     from hpc_toolkit.worker.membership import Drain
+
+
+class Outcome(Enum):
+    """How a unit run ended."""
+
+    COMPLETE = auto()
+    STOPPED = auto()
+    """The worker was asked to stop, or time is up; the rest of the unit was released."""
+    OVERTAKEN = auto()
+    """Another worker took the next generation; nothing more was written."""
+    HELD = auto()
+    """This host may be the cause of the failures; the rest of the unit was released."""
+    DIED = auto()
+    """The executor died; the rest of the unit was released."""
 
 
 class Tally(Record, frozen=False):
@@ -34,7 +52,7 @@ class UnitLines:
 
     def __init__(self, journal: JournalWriter, clock: Clock, assignment: Assignment) -> None:
         self._journal = journal
-        self._clock = clock
+        self.clock = clock
         self._assignment = assignment
         self._began = clock.monotonic()
         self._start = journal.size
@@ -48,6 +66,11 @@ class UnitLines:
     def append(self, data: bytes) -> None:
         self._journal.append(data)
         self._written.append(data)
+
+    def move(self, journal: JournalWriter) -> None:
+        """Continue in the journal of another name of this worker, and count anew."""
+        self._journal, self._start, self._written = journal, journal.size, []
+        self.tally = Tally()
 
     def owner_died(self, order: list[int]) -> None:
         """Record that the previous generation's owner died with the items ``order`` still to run.
@@ -79,7 +102,7 @@ class UnitLines:
                 "item": left[0],
                 # Of several killers in one unit, none is ever the only pending item.
                 "alone": len(left) == 1 or all(item in suspects for item in left),
-                "at": round(self._clock.wall(), 3),
+                "at": round(self.clock.wall(), 3),
                 **facts,
             }
         )
@@ -95,17 +118,23 @@ class UnitLines:
     def timed_out(self, item: int, limit_s: float, *, permanent: bool) -> None:
         self.tally.failed += 1
         error = f"took longer than the timeout of {format_duration(limit_s)}"
-        self._failure("permanent" if permanent else "failed", item, error, limit_s)
+        self._failure("permanent" if permanent else "failed", item, error, limit_s, timeout=True)
 
-    def _failure(self, kind: str, item: int, error: str, seconds: float) -> None:
+    def out_of_memory(self, item: int, error: str, seconds: float) -> None:
+        """Record that an executor or a worker died because an item used its memory up."""
+        self.tally.failed += 1
+        self._failure("failed", item, error, seconds, oom=True)
+
+    def _failure(self, kind: str, item: int, error: str, seconds: float, **why: bool) -> None:
         record = {
             "type": kind,
             "unit": self._assignment.name,
             "generation": self._assignment.generation,
             "item": item,
-            "at": round(self._clock.wall(), 3),
+            "at": round(self.clock.wall(), 3),
             "seconds": round(seconds, 6),
             "error": error,
+            **why,
         }
         self.append(encode_line(record))
 
@@ -118,12 +147,29 @@ class UnitLines:
             "done": self.tally.done,
             "failed": failed,
             # From the start of the unit run, loading included.
-            "seconds": round(self._clock.monotonic() - self._began, 6),
-            "at": round(self._clock.wall(), 3),
+            "seconds": round(self.clock.monotonic() - self._began, 6),
+            "at": round(self.clock.wall(), 3),
         }
         self._journal.append(release_line(self._start, b"".join(self._written), **facts))
 
 
+class GrownValues:
+    """The value file of a worker, which few runs have."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: ValueFile | None = None
+
+    def sync(self) -> None:
+        """Commit what the executor has appended. Raises OSError: it may be lost."""
+        if self._file is None:
+            from hpc_toolkit.rundir.valuefiles import ValueFile
+
+            self._file = ValueFile(self._path)
+        self._file.sync()
+
+
+_READ = 1 << 18
 _STATES = {
     wire.KEPT: "done",
     wire.DONE: "done",
@@ -163,10 +209,20 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
     """Whether results are ignored, because the item's time was up before they came."""
     ready: list[bytes] = fresh(factory=list)
     """Journal lines that were received and not yet written."""
-    grown: bool = False
-    """Whether lines in ``ready`` name bytes of the value file that are not synced."""
+    grown: list[bytes] = fresh(factory=list)
+    """Lines in ``ready`` that name bytes of the value file that are not synced."""
+    lost: bool = False
+    """Whether a sync of the value file failed: a later one that succeeds proves nothing of it."""
+    unwritable: int = 0
+    """Number of the error for which the executor could not write the value file; 0: none."""
     failed: bool | None = None
     """Whether the last item failed; None: no item ended."""
+    limit_s: float | None = None
+    """Time limit of an item."""
+    limits: dict[int, float] = fresh(factory=dict)
+    """Those of items that got more time."""
+    growing: dict[int, str] = fresh(factory=dict)
+    """Items of ``positions`` that get more when they run out of it, ``oom`` or ``timeout``."""
 
     def __post_init__(self) -> None:
         # The numbers of the items, each with the comma behind it; after the last, no number.
@@ -174,6 +230,49 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
         heads = {kind: f'{{"type":"{state}",{self.where}' for kind, state in _STATES.items()}
         # How a message of each kind begins, up to the number of its item.
         self._heads = {kind: kind + head.encode() for kind, head in heads.items()}
+
+    def receive(self, fd: int) -> bool:
+        """Take in the executor's new messages; return whether there were any."""
+        try:
+            data = os.read(fd, _READ)
+        except BlockingIOError:
+            return False
+        if data:
+            self.take(data)
+            self.since = self.lines.clock.monotonic()
+        return bool(data)
+
+    def write(self, journal: JournalWriter, values: GrownValues, *, overtaken: bool) -> None:
+        """Journal the results received, unless another worker has the unit.
+
+        Raises OSError: the results that are not in the journal are in its ``unsynced``.
+        """
+        ready, self.ready = self.ready, []
+        grown, self.grown = self.grown, []
+        if self.lost:  # no line may name bytes that may be lost: those items run again
+            ready, grown = [line for line in ready if line not in grown], []
+        if ready and not overtaken:
+            if grown:
+                try:
+                    values.sync()
+                except OSError:
+                    self.lost = True
+                    journal.unsynced += [line for line in ready if line not in grown]
+                    raise
+            self.lines.append(b"".join(ready))
+        if self.unwritable:
+            number, self.unwritable = self.unwritable, 0
+            raise OSError(number, os.strerror(number))
+
+    @property
+    def running_limit_s(self) -> float | None:
+        """Time limit of the running item."""
+        running = self.positions[self.index] if self.index < len(self.positions) else -1
+        return self.limits.get(running, self.limit_s)
+
+    def note_failure(self, item: int, why: str = "") -> None:
+        """Count a failure in a row, unless the item gets more of what it ran out of."""
+        self.failures.note_failure(0 if why and self.growing.get(item) == why else self.weight)
 
     def take(self, data: bytes) -> None:
         """Take in what was read from the executor's pipe."""
@@ -219,7 +318,8 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
         self.index += 1
         self.ready.append(seal_line(line[1:]))
         # A quote inside of a text has a backslash before it, so this is the field.
-        self.grown |= kind == wire.KEPT or b',"exception":[' in line
+        if kind == wire.KEPT or b',"exception":[' in line:
+            self.grown.append(self.ready[-1])
         if kind == wire.KEPT:
             self.failed = False
             self.lines.tally.done += 1
@@ -227,7 +327,8 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
             return
         self.lines.tally.failed += 1
         if kind != wire.PERMANENT:  # the process is not the cause of those
-            self.failures.note_failure(self.weight)
+            oom = b', "oom": true,' in line
+            self.note_failure(self.positions[self.index - 1], "oom" if oom else "")
             self.failed = True
 
     def _take_note(self, kind: bytes, text: str) -> None:
@@ -240,6 +341,6 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
         elif kind == wire.BROKEN:
             self.broken = text
         elif kind == wire.UNWRITABLE:
-            raise OSError(int(text), os.strerror(int(text)))
+            self.unwritable = int(text)
         else:
             self.wrong = "it sent a message that is not known"

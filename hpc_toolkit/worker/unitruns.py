@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 from contextlib import suppress
-from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.queue.items import UnitReader
-from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, is_killer
+from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker import attempts as wire
 from hpc_toolkit.worker.executor import Executor
 from hpc_toolkit.worker.guard import kill_after
 from hpc_toolkit.worker.membership import Counts
-from hpc_toolkit.worker.unitlines import Stream, Tally, UnitLines
+from hpc_toolkit.worker.requests import (
+    fragile_of,
+    is_last_attempt,
+    limits_of,
+    order_for,
+    ran_out,
+    request_for,
+)
+from hpc_toolkit.worker.unitlines import GrownValues, Outcome, Stream, Tally, UnitLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpc_toolkit.queue.assignment import Assignment
-    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.rundir.journal import JournalWriter
     from hpc_toolkit.rundir.layout import StageSpec
-    from hpc_toolkit.rundir.valuefiles import ValueFile
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.hosthealth import FailureCount
     from hpc_toolkit.worker.membership import Drain
@@ -37,21 +45,11 @@ _STOPPING_S = 0.1
 _BATCH_S = 0.002
 _FEW = 8
 """The last items of a unit, whose results are not left to accumulate."""
-_READ = 1 << 18
-
-
-class Outcome(Enum):
-    """How a unit run ended."""
-
-    COMPLETE = auto()
-    STOPPED = auto()
-    """The worker was asked to stop, or time is up; the rest of the unit was released."""
-    OVERTAKEN = auto()
-    """Another worker took the next generation; nothing more was written."""
-    HELD = auto()
-    """This host may be the cause of the failures; the rest of the unit was released."""
-    DIED = auto()
-    """The executor died; the rest of the unit was released."""
+_OF_EXECUTOR = (
+    *("loaded", "_executor", "_answering", "_prefetches", "_hinted", "_killing"),
+    *("_ill", "_lost_in"),
+)
+"""What a runner knows of its executor, which outlives a name of its worker."""
 
 
 class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
@@ -75,13 +73,15 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
     look_s: float
     """Seconds between two looks for a newer claim of the unit: the interval of heartbeats, which
     grows with the number of workers. A worker that was silent for a lease looks immediately."""
+    holds: Callable[[StageView, int], bool] = lambda _stage, _growth: True
+    """As for :class:`Picker`."""
 
     def __post_init__(self) -> None:
         self.loaded: tuple[str, str | None] = ("", None)
         """Stage and group of the context that the executor holds."""
         self._executor: Executor | None = None
         self._units = UnitReader()
-        self._values: ValueFile | None = None  # few runs have one
+        self._values = GrownValues(self.view.paths.values(self.worker))
         self._synced_at = self._looked_at = self.clock.monotonic()
         self._overtaken = False
         self._tally = Tally()
@@ -96,6 +96,10 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         """Whether the last item that the executor finished failed: its process may be the cause."""
         self._lost_in = ("", "")
         """Stage and unit in which an executor last died; the next one must not prefetch there."""
+        self._answering: tuple[Assignment, Stream] | None = None
+        """The request that the executor answers now."""
+        self.held: tuple[str, str] | None = None
+        """Stage and unit of a unit run that is not over."""
 
     @property
     def counts(self) -> Counts:
@@ -108,29 +112,19 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
     def run(self, assignment: Assignment) -> Outcome:
         """Attempt each pending item of the unit once.
 
-        Raises OSError: the journal could not be written or synced; the worker must end;
-        WorkloadError: the code cannot be loaded; the unit was released.
+        Raises OSError: the journal could not be written or synced; this name of the worker must
+        end; WorkloadError: the code cannot be loaded; the unit was released.
         """
+        self.held = assignment.stage.paths.name, assignment.unit.name
+        self.settle()
         lines = UnitLines(self.journal, self.clock, assignment)
         self._counted, self._tally = self.counts, lines.tally
         self._overtaken = False
         self._looked_at = self.clock.monotonic()
-        state, unit = assignment.stage.state, assignment.unit.name
-        order = state.running_order(unit)
-        if assignment.died is not None and order:
-            lines.owner_died(order)
-            self.view.poll_journal(self.worker)
-            order = state.running_order(unit)
-        suspects = state.suspects(unit)
-        for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
-            lines.killer(item, len(suspects[item]), suspects[item][-1])
-            order.remove(item)
-        histories = state.units[unit].histories
-        for item in [i for i in order if i in histories]:
-            spent = histories[item].attempts(state.floor(assignment.unit.entry, item))
-            if 0 < spent == state.max_attempts - 1:  # its last attempt would be on this host
-                self.failures.check()
-                break
+        poll = partial(self.view.poll_journal, self.worker)
+        order = order_for(assignment, lines, poll, partial(self.holds, assignment.stage))
+        if is_last_attempt(assignment, order):  # it would be on this host
+            self.failures.check()
         try:
             outcome = self._execute(assignment, order, lines)
         except WorkloadError:
@@ -140,7 +134,46 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
             lines.release()
         self._sync()
         self.loaded = (assignment.stage.paths.name, assignment.stage.group_of(assignment.unit))
+        self.held = None
         return outcome
+
+    def adopt(self, former: UnitRunner) -> None:
+        """Take the executor of the worker's former name, and the request that it answers."""
+        for name in _OF_EXECUTOR:
+            setattr(self, name, getattr(former, name))
+        if self._executor is None:
+            self._answering = None
+        former._executor = None
+        former.close()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the executor may still send results that no journal has."""
+        return self._answering is not None and self._executor is not None
+
+    def stop(self) -> None:
+        """Ask the executor to stop after the running item; its results wait in the pipe."""
+        if self._executor is not None:
+            self._executor.stop()
+
+    def settle(self) -> None:
+        """Journal the rest of a request that was made under the worker's former name.
+
+        Its lines keep the generation of that name: the items began under it, and an attempt that
+        is written by both names counts once.
+        """
+        if self._answering is None:
+            return
+        assignment, stream = self._answering
+        stream.lines.move(self.journal)
+        stream.failures = self.failures
+        self._counted, self._tally = self.counts, stream.lines.tally
+        # The next generation is probably this worker's own, and a result is never thrown away.
+        self._overtaken, self._looked_at = False, math.inf
+        how = self._answers(assignment, stream)
+        self._after(assignment, stream.positions[stream.index :], stream, how)
+        self._sync()
+        self.view.poll_journal(self.worker)
 
     def close(self) -> None:
         self._units.close()
@@ -154,7 +187,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         unit = assignment.unit
         segment = assignment.stage.log.segments[unit.entry]
         items = self._units.lines(segment, unit) if left else []
-        fragile = self._fragile(assignment, left)
+        fragile = fragile_of(assignment, left)
         while left:
             if self.drain.requested or self.failures.hold:
                 return self._stopped
@@ -166,7 +199,9 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
             if self._executor is None:
                 self._executor = Executor(self.stages(), self.view.paths.worker_log(self.worker))
                 self._hinted, self._ill = set(), False
-            request = self._request(assignment, left, weight) | self._hint(assignment)
+            values = self.view.paths.values(self.worker)
+            request = request_for(assignment, left, values, self.drain)
+            request |= self._hint(assignment) | {"failures_left": self.failures.left(weight)}
             if not fragile.isdisjoint(left[1:]):
                 request |= {"failures_left": 1, "failures_in_a_row": 1}
             stream = Stream(
@@ -177,19 +212,26 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
                 drain=self.drain,
                 weight=weight,
                 since=self.clock.monotonic(),
+                **limits_of(assignment, left),
             )
+            self._answering = assignment, stream
             with suppress(BrokenPipeError):  # it died between two requests; _follow reports it
                 self._executor.start(request, [items[i - unit.first] for i in left])
-            how = self._follow(assignment, stream)
-            if stream.failed is not None:
-                self._ill = stream.failed
-            if stream.can_prefetch is not None:
-                self._prefetches[assignment.stage.paths.name] = stream.can_prefetch
+            how = self._answers(assignment, stream)
             left = left[stream.index :]
             outcome = self._after(assignment, left, stream, how)
             if outcome is not None:
                 return outcome
         return Outcome.COMPLETE
+
+    def _answers(self, assignment: Assignment, stream: Stream) -> str:
+        how = self._follow(assignment, stream)
+        self._answering = None
+        if stream.failed is not None:
+            self._ill = stream.failed
+        if stream.can_prefetch is not None:
+            self._prefetches[assignment.stage.paths.name] = stream.can_prefetch
+        return how
 
     def _after(
         self, assignment: Assignment, left: list[int], stream: Stream, how: str
@@ -203,38 +245,29 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         outcome = None
         if how == "timeout" and left:
             spec = assignment.stage.spec
-            permanent = "timeout" in spec.final
-            stream.lines.timed_out(left.pop(0), spec.timeout_s or 0.0, permanent=permanent)
+            permanent, limit_s = "timeout" in spec.final, stream.running_limit_s or 0.0
+            stream.lines.timed_out(item := left.pop(0), limit_s, permanent=permanent)
             if not permanent:
-                self.failures.note_failure(stream.weight)
+                stream.note_failure(item, "timeout")
         elif stream.end == wire.WORN:
             self._end_executor()
         elif how == "aborted" or stream.end is not None:
             if stream.end not in ("", wire.FAILING):
                 return self._stopped
         elif left and how != "again":
-            stream.lines.executor_died(left, how, worker=self.worker, host=self.host)
             self._killing |= self._hinted
             self._lost_in = assignment.stage.paths.name, assignment.unit.name
-            self.failures.note_failure(DEATH_WEIGHT)
-            outcome = Outcome.DIED
+            if ran_out(assignment, how):
+                seconds = self.clock.monotonic() - stream.since
+                stream.lines.out_of_memory(item := left.pop(0), f"executor {how}", seconds)
+                stream.note_failure(item, "oom")
+            else:
+                stream.lines.executor_died(left, how, worker=self.worker, host=self.host)
+                self.failures.note_failure(DEATH_WEIGHT)
+                outcome = Outcome.DIED
         self.failures.check_if_many()
         held = outcome is not None and self._stopped is Outcome.HELD
         return Outcome.HELD if held else outcome
-
-    @staticmethod
-    def _fragile(assignment: Assignment, left: list[int]) -> set[int]:
-        """Items that a process does not run after a failure, which it may have caused.
-
-        A CUDA error or a leak would use up all attempts of an item in one process.
-        """
-        state, unit = assignment.stage.state, assignment.unit
-        if state.max_attempts == 1:
-            return set(left)
-        histories = state.units[unit.name].histories
-        return {
-            i for i in left if i in histories and histories[i].attempts(state.floor(unit.entry, i))
-        }
 
     @property
     def _stopped(self) -> Outcome:
@@ -257,26 +290,11 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         self._hinted.add((stage, group))
         return {"next_group": group}
 
-    def _request(self, assignment: Assignment, left: list[int], weight: int) -> dict[str, Any]:
-        stage = assignment.stage
-        group = stage.group_of(assignment.unit)
-        return {
-            "stage": stage.paths.name,
-            "unit": assignment.unit.name,
-            "generation": assignment.generation,
-            "positions": left,
-            "values": str(self.view.paths.values(self.worker)),
-            "deadline": self.drain.deadline,
-            "failures_left": self.failures.left(weight),
-            "no_retry": stage.spec.final,
-            "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
-        }
-
     def _follow(self, assignment: Assignment, stream: Stream) -> str:
         """Journal the executor's messages until the request ends; how it ended, or ""."""
         executor = self._executor
         assert executor is not None
-        limit, items = assignment.stage.spec.timeout_s, len(stream.positions)
+        items = len(stream.positions)
         while True:
             before = stream.index
             self._read(executor, stream)
@@ -286,7 +304,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
                 return ""
             self.tick()
             self._steer(executor, assignment)
-            now = self.clock.monotonic()
+            now, limit = self.clock.monotonic(), stream.running_limit_s
             if self.drain.interrupts:
                 return self._end(executor, stream, "aborted")
             if limit is not None and not stream.loading and now - stream.since > limit:
@@ -350,13 +368,6 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         stream.end = None  # the executor ended the request because it was asked to
         return how
 
-    def _sync_values(self) -> None:
-        if self._values is None:
-            from hpc_toolkit.rundir.valuefiles import ValueFile
-
-            self._values = ValueFile(self.view.paths.values(self.worker))
-        self._values.sync()
-
     def _end_executor(self) -> None:
         if self._executor is not None:
             self._executor.end()
@@ -368,29 +379,22 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         """End the executor; results that it had already sent still count."""
         before = stream.index if before is None else before
         how = executor.end()
-        while self._read(executor, stream):
-            continue
-        executor.close()
         self._executor = None
         self.loaded = ("", None)
+        while stream.receive(executor.results):
+            continue
+        executor.close()
+        self._journal(stream)
         if why == "timeout" and stream.index > before:
             return "again"  # the result came just in time; the rest is requested again
         return why or how
 
     def _read(self, executor: Executor, stream: Stream) -> bool:
         """Read and journal the executor's new messages; return whether there were any."""
-        try:
-            data = os.read(executor.results, _READ)
-        except BlockingIOError:
-            return False
-        if not data:
-            return False
-        stream.take(data)
-        if stream.ready and not self._overtaken:
-            if stream.grown:
-                self._sync_values()
-                stream.grown = False
-            stream.lines.append(b"".join(stream.ready))
-        stream.ready.clear()
-        stream.since = self.clock.monotonic()
-        return True
+        found = stream.receive(executor.results)
+        if found:
+            self._journal(stream)
+        return found
+
+    def _journal(self, stream: Stream) -> None:
+        stream.write(self.journal, self._values, overtaken=self._overtaken)

@@ -6,37 +6,37 @@ left (time is up, a drain, a full disk); 1, the run is paused or its code cannot
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import signal
 import sys
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, RunError, WorkloadError
+from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, WorkloadError
 from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness
 from hpc_toolkit.queue.pacing import Pacing
-from hpc_toolkit.queue.probes import LIMIT_S, LOCK
+from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.rundir.proof import believed
-from hpc_toolkit.system.imports import open_streams
-from hpc_toolkit.system.processes import WARNING, readable
+from hpc_toolkit.system.installation import open_streams
+from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.ranks import RankInfo
-from hpc_toolkit.system.record import Record
+from hpc_toolkit.system.record import Record, fresh
 from hpc_toolkit.worker.code import executed
+from hpc_toolkit.worker.hiccups import Continuity
 from hpc_toolkit.worker.hosthealth import HostWatch
-from hpc_toolkit.worker.membership import Drain, Membership
+from hpc_toolkit.worker.membership import Membership
 from hpc_toolkit.worker.pausing import PauseRule
 from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
-from hpc_toolkit.worker.unitruns import Outcome, UnitRunner
+from hpc_toolkit.worker.unitlines import Outcome
+from hpc_toolkit.worker.unitruns import UnitRunner
 
 if TYPE_CHECKING:
+    from hpc_toolkit.queue.probes import Probes
     from hpc_toolkit.queue.view import StageView
     from hpc_toolkit.rundir.layout import Manifest, RunPaths
     from hpc_toolkit.rundir.proof import Proof
@@ -44,10 +44,9 @@ if TYPE_CHECKING:
 
 EXIT_COMPLETE = 0
 
-DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, WARNING)
-"""Signals that ask a worker to finish its item and exit."""
-
 _HOLD_POLL_S = 0.2
+_PATIENCE_S = 0.5
+"""Seconds that items of a later stage are left to the worker that has the results for them."""
 
 
 class WorkerOptions(Record, kw_only=True):
@@ -63,24 +62,50 @@ class WorkerOptions(Record, kw_only=True):
     """Seconds that the running item may still take after a signal or a request to drain."""
     strict_code: bool = False
     """Refuse code that changed since the run was created; False: warn."""
+    pool: int = 0
+    """Process id of the pool that started this worker; 0: none."""
+    has: dict[str, Any] = fresh(factory=dict)
+    """What it has for stages with needs, instead of what it sees (``system.needs.Amounts``)."""
     argv: tuple[str, ...] = ()
     """``sys.argv`` of the script whose calls are run; (): as when the run was created."""
 
+    def kept(self, paths: RunPaths, clock: Clock) -> Continuity:
+        """What a worker with these settings keeps from one of its names to the next."""
+        return Continuity(
+            paths,
+            clock,
+            deadline=self.deadline,
+            grace_s=self.grace_s,
+            idle_exit_s=self.idle_exit_s,
+        )
+
 
 class Worker:
-    """One worker of a run; an instance serves one call of :meth:`run`."""
+    """One name of a worker; an instance serves one call of :meth:`run`."""
 
     def __init__(
-        self, paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock
+        self,
+        paths: RunPaths,
+        manifest: Manifest,
+        options: WorkerOptions,
+        clock: Clock,
+        kept: Continuity | None = None,
     ) -> None:
-        self._paths, self._options, self._clock = paths, options, clock
+        """Raises OSError: as :meth:`run`."""
+        kept = kept or options.kept(paths, clock)
+        self._options, self._clock, self._kept = options, clock, kept
         rank = RankInfo.from_environ()
         proof, lease_s = _believed(paths, options.lease_s)
         limits = [stage.log_limit_mib for stage in manifest.stages]
         limit = max((mib << 20 if mib else math.inf for mib in limits), default=math.inf)
-        self._member = own = Membership(paths, rank, clock, lease_s, limit)
+        self._has = _resources(manifest, options, rank, clock)
+        self._member = own = kept.join(
+            lambda name: Membership(
+                paths, rank, clock, lease_s, limit, name=name, pool=options.pool, has=self._has
+            )
+        )
         self.name = own.name
-        self._drain = Drain(clock, options.deadline)
+        self._drain = kept.drain
         self._pacing = Pacing(
             clock, local=own.local, workers=own.workers, lease_s=lease_s, seed=own.name
         )
@@ -110,13 +135,13 @@ class Worker:
             rank=rank.rank,
             world_size=rank.world_size,
             restarted=rank.restart > 0,
+            holds=self._holds,
         )
         every_s = self._pacing.judge_s
         self._host_watch = HostWatch(
             view=view, liveness=liveness, clock=clock, own=own.presence, every_s=every_s
         )
         self._pause = PauseRule(self._host_watch, clock, every_s)
-        self._wake_fd, self._wake_write = os.pipe()
         self._runner = UnitRunner(
             worker=own.name,
             host=own.presence.host,
@@ -126,58 +151,42 @@ class Worker:
             drain=self._drain,
             failures=self._host_watch,
             next_group=self._picker.next_group,
-            wake_fd=self._wake_fd,
+            wake_fd=kept.wake_fd,
             tick=self._tick,
             stages=partial(
                 executed, paths, manifest, strict=options.strict_code, argv=options.argv
             ),
             look_s=own.presence.interval_s,
+            holds=self._holds,
         )
-        self._signals = 0
+        kept.keep(self._runner)
         self._stage: StageView | None = None
         self._idle_since: float | None = None
 
     def run(self) -> int:
-        self._install_signals()
+        """Work until nothing is left; the exit code. Raises OSError: this name must end."""
         try:
             code = self._main()
         except WorkloadError:
             self._leave("the workload cannot be loaded")
             raise
-        except OSError as error:
-            # Items whose results were not synced run again; nothing more may be written.
-            self._runner.close()
-            self._member.give_up(error)
-            raise unwritable(self._paths, error) from error
         self._leave(self._drain.reason)
         return code
 
-    def let_go(self) -> None:
-        """Release the lock: a process that exits with it held waits for the file server."""
-        # That takes 90 s if an NFSv3 server has just started. The release runs in a thread:
-        # on NFS, a thread that waits does not delay the end of the process.
-        with suppress(OSError):
-            self._view.probes.look(LOCK, self.name, self._member.lock.release)
+    @property
+    def probes(self) -> Probes:
+        return self._view.probes
 
-    def _install_signals(self) -> None:
-        for fd in (self._wake_fd, self._wake_write):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for sig in DRAIN_SIGNALS:
-            signal.signal(sig, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, DRAIN_SIGNALS)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self._signals += 1
-        grace_s = self._options.grace_s
-        if number == WARNING and self._drain.deadline is not None:
-            # It comes minutes before the deadline: the running item has until then.
-            grace_s = max(grace_s, self._drain.deadline - self._clock.monotonic())
-        if self._signals > 1 and number == signal.SIGINT:
-            grace_s = 0.0
-        self._drain.request(f"got {signal.Signals(number).name}", grace_s)
+    def drop(self) -> None:
+        """Forget everything but what the next name of this worker gets."""
+        self._slurm.close()
 
     def _main(self) -> int:
+        if self._kept.held is not None:
+            taken = self._picker.take_back(*self._kept.held, self._kept.wrote)
+            self._kept.held = None
+            self._work(taken)
+        self._runner.settle()
         while True:
             self._tick()
             if self._drain.requested:
@@ -189,14 +198,50 @@ class Worker:
             assignment = None if holds else self._picker.next(self._runner.loaded, self._pacing)
             if assignment is not None:
                 self._work(assignment)
+            elif any(self._follow(patience_s=_PATIENCE_S)):
+                self._pacing.worked()
             elif self._picker.reported_complete or (holds and self._view.complete):
                 # A hint in ``head`` that saves waiting workers reading all journals.
                 with suppress(OSError):
                     for stage in self._view.stages.values():
                         stage.log.report_complete()
                 return EXIT_COMPLETE
+            elif self._picker.is_left_to_others and not self._complete_now():
+                self._drain.request(self._not_for_it(), 0.0)
             else:
                 self._wait()
+
+    def _complete_now(self) -> bool:
+        """Whether others have done what seemed to be left when this worker read last."""
+        self._view.poll()
+        return self._view.complete
+
+    def _holds(self, stage: StageView, growth: int) -> bool:
+        """Whether this worker has what items of a stage need whose needs grew ``growth`` times."""
+        if not (stage.spec.needs or growth):
+            return True
+        from hpc_toolkit.system.needs import lacking, needs_after  # few runs have needs
+
+        end = self._drain.deadline
+        left_s = math.inf if end is None else end - self._clock.monotonic()
+        return not lacking(needs_after(stage.spec, growth), self._has, left_s)
+
+    def _not_for_it(self) -> str:
+        """What is left, and what this worker lacks for it, in one line that is also printed."""
+        from hpc_toolkit.queue.left import pending_by_growth  # few runs have needs
+        from hpc_toolkit.system.needs import lacking, needs_after, shown
+
+        needs = []
+        for name, stage in self._view.stages.items():
+            for growth in () if stage.complete else pending_by_growth(stage):
+                if not self._holds(stage, growth):
+                    wanted = needs_after(stage.spec, growth)
+                    # It never has time without an end, so what else it lacks is looked for first.
+                    missing = lacking(wanted, self._has) or ["time"]
+                    needs += [f"{name} ({shown(one, wanted[one])})" for one in missing]
+        reason = f"what is left needs more than this worker has: {', '.join(needs)}"
+        sys.stderr.write(f"{self.name}: {reason}\n")
+        return reason
 
     def _work(self, assignment: Assignment | None) -> None:
         """Run a unit, again after each death of its executor."""
@@ -207,6 +252,7 @@ class Worker:
             failed_before = self._runner.counts.failed
             outcome = self._runner.run(assignment)
             self._view.poll_journal(self.name)
+            self._follow()
             if self._runner.counts.failed > failed_before:
                 self._pause.judge(self._stage, self._runner.counts)
             if self._pause.reason:
@@ -219,6 +265,11 @@ class Worker:
             again = outcome is Outcome.DIED and not stops
             assignment = self._picker.again(assignment) if again else None
 
+    def _follow(self, patience_s: float = 0.0) -> list[bool]:
+        """Add items to stages that follow others; whether there were any, for each stage."""
+        now = self._clock.monotonic()
+        return [one.publish(now, patience_s) for one in self._picker.following]
+
     def _wait(self) -> None:
         now = self._clock.monotonic()
         if self._idle_since is None:
@@ -228,8 +279,8 @@ class Worker:
             self._drain.request(f"nothing to do for {limit:g} s", 0.0)
             return
         wait_s = _HOLD_POLL_S if self._host_watch.hold else self._pacing.wait_s
-        if readable(self._wake_fd, timeout_s=wait_s):
-            os.read(self._wake_fd, 4096)
+        if readable(self._kept.wake_fd, timeout_s=wait_s):
+            os.read(self._kept.wake_fd, 4096)
 
     def _tick(self) -> None:
         """Do the periodic work: reasons to exit, heartbeat, requests, other workers."""
@@ -252,7 +303,7 @@ class Worker:
     def _read_control(self) -> None:
         requests, notices = self._control.poll()
         for request in requests:
-            if self.name in request.workers:
+            if not request.workers.isdisjoint(self._kept.names):
                 self._drain.request(f"asked to drain by {request.name}", self._options.grace_s)
         for notice in notices:
             self._liveness.take_notice(notice)
@@ -262,6 +313,22 @@ class Worker:
         self._runner.close()
         self._slurm.close()
         self._member.finish(self._runner.counts, reason)
+
+
+def _resources(
+    manifest: Manifest, options: WorkerOptions, rank: RankInfo, clock: Clock
+) -> dict[str, Any]:
+    """What this worker has; {} if no stage of the run has needs, or items that get more time."""
+    if not any(stage.needs or stage.retry for stage in manifest.stages):
+        return {}
+    from hpc_toolkit.system.binding import own_place
+    from hpc_toolkit.system.gpus import ranks_here
+    from hpc_toolkit.system.needs import own_resources
+
+    ranks = 1 if not rank.in_step else ranks_here(os.environ)
+    end = options.deadline
+    time = {} if end is None else {"time": max(0, round(end - clock.wall()))}
+    return own_resources(own_place(), time | options.has, ranks)
 
 
 def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
@@ -279,35 +346,21 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
     if "SLURM_STEP_ID" in os.environ:  # the step has all of the node's resources
         os.environ.setdefault("SLURM_OVERLAP", "1")
         os.environ.pop("SLURM_LABELIO", None)  # by which srun in an item would alter its result
+    kept = options.kept(paths, clock)
+    kept.listen()
+    worker: Worker | None = None
     try:
-        worker = Worker(paths, manifest, options, clock)
-    except OSError as error:
-        raise unwritable(paths, error) from error
-    try:
-        return worker.run()
+        while True:
+            try:
+                worker = None
+                worker = Worker(paths, manifest, options, clock, kept)
+                return worker.run()
+            except OSError as error:
+                if worker is not None:
+                    worker.drop()
+                kept.wait(error, None if worker is None else worker.probes)
     finally:
-        worker.let_go()
-
-
-def unwritable(paths: RunPaths, error: OSError) -> RunError:
-    """The error of a worker that cannot write; exit code 75 unless permissions forbid it."""
-    if isinstance(error, NotADirectoryError):
-        return files.misplaced(error)
-    message = f"a worker cannot write to {paths.root}: {error.strerror}"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return RunError(message, hint="check the owner, the permissions and the mount")
-    again = "start workers again; nothing is lost"
-    hint = f"fix that and {again}"
-    if error.errno == errno.ESHUTDOWN:
-        remount = "on CephFS, mount the filesystem again"  # Lustre connects again by itself
-        hint = f"the file server has evicted this host; {remount}, then {again}"
-    gone = files.missing_directory(error)
-    if gone is not None:
-        message = f"the worker stops: {gone} is missing"
-        hint = f"'hpctk doctor {paths.root}' shows what else is lost"
-        if gone.name == "claims":
-            hint = f"'hpctk doctor {paths.root} --repair' rebuilds it; no result is lost"
-    return RunError(message, hint=hint, exit_code=TRY_AGAIN)
+        kept.let_go(None if worker is None else worker.probes)
 
 
 class PausedError(HpcToolkitError):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -43,3 +47,18 @@ def score(item: dict[str, Any]) -> dict[str, Any]:
     """The later the step the better."""
     step = int(item["checkpoint"].rpartition("step")[2])
     return {"score": 0.1 * step + 0.01 * item["layer"]}
+
+
+class Loaded:
+    """A model whose loads are counted in a file beside the run."""
+
+    def load(self, group: Any) -> int:
+        with Path(os.environ["HPCTK_LOADS"]).open("a") as file:
+            file.write("loaded\n")
+        time.sleep(0.3)
+        return 2
+
+    def run(self, context: int, items: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for item in items:
+            time.sleep(0.005)
+            yield {"twice": context * item["id"]}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.doctor import check as run_check
-from hpc_toolkit.doctor.check import check_run
+from hpc_toolkit.doctor import runfiles as run_check
+from hpc_toolkit.doctor.runfiles import check_run
 from hpc_toolkit.queue import log
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.run import Run

@@ -109,12 +109,15 @@ def make_open(root: Path) -> None:
 
 
 def done_lines(run: Path) -> dict[int, dict[str, Any]]:
-    """The results on disk, by item; the file's worker is ``worker``."""
-    found = {}
-    for path in (run / "journals").glob("*.jsonl"):
+    """The results on disk that count (R11), by item; the file's worker is ``worker``."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in sorted((run / "journals").glob("*.jsonl"), key=lambda path: path.stem):
         for line in _lines(path):
-            if line["type"] == "done":
-                found[first_item(line) + line["item"]] = {**line, "worker": path.stem}
+            item = first_item(line) + line.get("item", 0)
+            # A worker that goes on under another name repeats lines of which it is not sure.
+            older = item not in found or line["generation"] < found[item]["generation"]
+            if line["type"] == "done" and older:
+                found[item] = {**line, "worker": path.stem}
     return found
 
 

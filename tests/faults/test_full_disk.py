@@ -20,6 +20,8 @@ from tests.toyrun import ToyRun
 
 ITEMS = 12
 LEASE = ("--lease", "300ms")
+SOON = ("--idle-exit", "500ms")
+"""A worker waits for space as long as it would wait for items."""
 SIZES = "size=1m,nr_inodes=200"
 
 
@@ -44,7 +46,7 @@ def check_full(disk: Path, template: Path, rooms: Iterable[dict[str, int]]) -> N
         run = copy_of(template, disk / "run")
         give_back = fill(disk, **room)
 
-        full = call("work", run, *LEASE, root=run)
+        full = call("work", run, *LEASE, *SOON, root=run)
 
         check_told(full, f"work, {room}")
         codes.append(full.code)

@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with files of slow tests: one file is one process's, and the last should be short."""
+    slow = {
+        item.path
+        for item in items
+        if item.get_closest_marker("slow") and not item.get_closest_marker("soak")
+    }
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def hpctk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hpctk]:
     """The command line in a directory of its own; fails the test that leaves a process behind."""

@@ -183,6 +183,11 @@ class Hpctk:
             time.sleep(0.01)
         return self._kill_marked()
 
+    def kill_all(self) -> None:
+        """Kill everything that was started here, and all that it started meanwhile."""
+        while self._kill_marked():
+            pass
+
     def _marked(self) -> dict[int, str]:
         found = {}
         for path in Path("/proc").glob("[0-9]*"):

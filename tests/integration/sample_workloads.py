@@ -224,19 +224,6 @@ def spawn_once(item: Item) -> Item:
     return {}
 
 
-def wait_for_all(item: Item) -> Item:
-    """Start a child, and wait until there is none."""
-    if os.fork() == 0:
-        os._exit(0)
-    waited = 0
-    try:
-        while True:
-            os.wait()
-            waited += 1
-    except ChildProcessError:
-        return {"waited": waited}
-
-
 class Prefetching:
     """Notes what it prefetches and loads. Where it ``waits``, each of ``groups`` groups but the
     last gives its first result when a prefetch has begun. A prefetch ends as ``how`` says; "last":

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit import __version__
 from hpc_toolkit.cli.runs import try_
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.presence import Presence
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 ODD_NAMES = ["a b #x 100%s", "a'; touch pwned", 'a"=0"\\=0', "a\nb", "-dash ü→漢"]
-
-
-def test_version_is_printed_alone(hpctk: Hpctk) -> None:
-    ended = hpctk("--version")
-
-    assert (ended.code, ended.out, ended.err) == (0, f"hpctk {__version__}\n", "")
 
 
 def test_stdout_carries_data_only(hpctk: Hpctk) -> None:
@@ -78,33 +71,6 @@ def test_check_of_all_runs_exits_with_1_if_one_failed_or_cannot_be_read(hpctk: H
     assert "runs/bad/run.json is damaged" in damaged.err
 
 
-def test_gather_tells_programs_what_it_wrote(hpctk: Hpctk) -> None:
-    hpctk.make([{}, {}, {"how": "memory"}], max_attempts=1)
-    part = hpctk("gather", "run", "--partial", "--json", "-o", "part.csv").json
-    assert part == {"file": "part.csv", "rows": 0, "failed": 0, "published": False}
-    assert hpctk("work", "run").code == 0
-
-    ended = hpctk("gather", "run", "--json", "-o", "out.jsonl")
-
-    assert ended.json == {"file": "out.jsonl", "rows": 3, "failed": 1, "published": True}
-    assert ended.err == ""
-    assert hpctk("gather", "run", "--json").out == (hpctk.cwd / "out.jsonl").read_text()
-
-
-def test_gather_of_an_unfinished_run_lists_what_is_pending(hpctk: Hpctk) -> None:
-    run = hpctk.make([{} for _ in range(30)])
-
-    ended = hpctk("gather", "run", "-o", "out.jsonl")
-
-    assert (ended.code, ended.out) == (1, "")
-    assert "error: 30 items of stage 'items' have no result yet" in ended.err
-    assert ended.err.count('pending: {"id": ') == 20
-    assert "and 10 more" in ended.err
-    assert "--partial" in ended.err
-    assert not (hpctk.cwd / "out.jsonl").exists()
-    assert not list(run.paths.stage("items").results.iterdir())
-
-
 def test_gather_of_a_complete_run_binds_its_rows(hpctk: Hpctk) -> None:
     """Invariant I2: a line that comes after the table is a duplicate."""
     run = hpctk.make([{"cure": "cure"}, {"cure": "cure"}], "sample_workloads:fail", max_attempts=1)
@@ -119,25 +85,6 @@ def test_gather_of_a_complete_run_binds_its_rows(hpctk: Hpctk) -> None:
     assert hpctk("gather", "run").out == first
     status = hpctk("status", "run", "--json").json
     assert (status["published"], status["stages"]["items"]["failed"]) == (True, 2)
-
-
-def test_try_shows_one_item_and_records_nothing(hpctk: Hpctk) -> None:
-    run = hpctk.make([{}, {"fail": True}], "sample_workloads:speak")
-
-    good, bad = hpctk("try", "run"), hpctk("try", "run", "--item", "1")
-
-    assert good.code == 0
-    assert "hello from 0" in good.out
-    assert good.out.endswith("{}\n")
-    assert bad.code == 1
-    assert "ValueError: 1 fell silent" in bad.err
-    assert 'File "' in bad.err
-    assert "sample_workloads.py" in bad.err
-    assert bad.err.endswith(
-        "error: the item failed, and nothing was recorded: ValueError: 1 fell silent\n"
-    )
-    assert not list(run.paths.journals.iterdir())
-    assert not list(run.paths.workers.iterdir())
 
 
 def test_try_shows_what_work_records(
@@ -204,13 +151,6 @@ def test_run_may_be_left_out_where_only_one_is_meant(hpctk: Hpctk) -> None:
         assert (ended.code, ended.out) == (1, "")
         assert "error: no run is named, and ./runs contains: runs/only, runs/second" in ended.err
         assert "set HPCTK_RUN" in ended.err
-
-
-def test_status_without_any_run_says_how_to_make_one(hpctk: Hpctk) -> None:
-    ended = hpctk("status")
-
-    assert (ended.code, ended.out) == (0, "")
-    assert "create one with 'hpctk init'" in ended.err
 
 
 BUG = """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError, WorkloadError
+from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.command import CommandWorkload
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until
@@ -76,29 +76,6 @@ def test_value_with_args_is_split_like_a_shell_and_never_code(hpctk: Hpctk) -> N
     assert not (hpctk.cwd / "canary").exists()
 
 
-@pytest.mark.parametrize(
-    "command", ["x={v:args}", "a --o={v:args}", "a {v}{v:args}", r"x=\ {v:args}", 'a "{v:args}"']
-)
-def test_placeholder_with_args_is_a_word_of_its_own(hpctk: Hpctk, command: str) -> None:
-    with pytest.raises(WorkloadError, match=r"is not a word of its own|stands inside quotes"):
-        hpctk.make([{"v": "1 touch"}], None, command=command)
-
-
-def test_lines_of_commands_run_as_they_are(hpctk: Hpctk) -> None:
-    lines = ["echo a b | tr a-z A-Z >> out", "  # a comment", "", "-x; exit 3", "echo 2 >> out"]
-    (hpctk.cwd / "work.txt").write_text("\n".join([*lines, lines[-1], 'x="a"; [ "$x" ]']))
-
-    ended = hpctk("map", "--run", "run", "--commands", "work.txt", "-o", "rows.json")
-
-    rows = json.loads((hpctk.cwd / "rows.json").read_text())
-    assert ended.code == 1, ended.err
-    assert [row["state"] for row in rows] == ["done", "failed", "done", "done", "done"]
-    assert [row["item"].get("repeat") for row in rows] == [None, None, None, 2, None]
-    assert sorted((hpctk.cwd / "out").read_text().split("\n")) == ["", "2", "2", "A B"]
-    both = hpctk("init", "other", "--commands", "work.txt", "--command", "true")
-    assert "--commands and --command exclude each other" in both.err
-
-
 def test_value_that_is_no_text_is_one_word_of_json(hpctk: Hpctk) -> None:
     values = [1, 0.5, True, None, [1, "a b"], {"k": "v w"}]
     run = hpctk.make([{"value": value} for value in values], None, command=f"{ARGV} {{value}}")
@@ -141,40 +118,15 @@ def test_placeholder_where_quotes_do_not_hold_is_refused(hpctk: Hpctk, command: 
         "true # it's fine\necho {value}",
     ],
 )
-def test_placeholder_outside_of_quotes_is_taken(hpctk: Hpctk, command: str) -> None:
-    run = hpctk.make([{"value": "$(touch canary)"}], None, command=command)
-
-    assert hpctk("work", "run").code == 0
-
-    assert not (hpctk.cwd / "canary").exists()
-    assert rows_by_id(run)[0]["state"] == "done"
-
-
-def test_command_may_use_braces_of_the_shell(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"n": 3}], None, command="x={n}; echo '{{\"twice\": '$((x * 2))'}}'")
-
-    assert hpctk("work", "run").code == 0
-
-    assert rows_by_id(run)[0]["value"] == {"twice": 6}
-
-
-@pytest.mark.parametrize(
-    ("command", "value"),
-    [
-        ("echo start; echo '{{\"a\": 1}}'", {"a": 1}),
-        ("echo '{{\"a\": 1}}'; echo end", {"exit_code": 0}),
-        ("echo '[1]'", {"exit_code": 0}),
-        ("printf '{{\"a\": 1}}\\n\\n'", {"a": 1}),
-    ],
-)
-def test_value_of_a_command_is_its_last_line_if_that_is_an_object(
-    hpctk: Hpctk, command: str, value: dict[str, int]
+def test_placeholder_outside_of_quotes_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    run = hpctk.make([{}], None, command=command)
+    monkeypatch.chdir(tmp_path)
 
-    assert hpctk("work", "run").code == 0
+    (value,) = CommandWorkload(command).run(None, iter([{"value": "$(touch canary)"}]))
 
-    assert rows_by_id(run)[0]["value"] == value
+    assert value == {"exit_code": 0}
+    assert not (tmp_path / "canary").exists()
 
 
 @pytest.mark.parametrize(
@@ -202,22 +154,6 @@ def test_command_that_fails_says_how_and_what_it_printed_last(
     assert not journal_lines(run, "death")
 
 
-def test_command_that_prints_nan_is_done(hpctk: Hpctk) -> None:
-    run = hpctk.make([{}], None, command='echo \'{{"a": NaN, "b": 2}}\'', max_attempts=1)
-
-    hpctk("work", "run")
-
-    assert str(rows_by_id(run)[0]["value"]) == "{'a': nan, 'b': 2}"
-
-
-def test_command_ends_when_its_shell_does_and_not_its_background_children(hpctk: Hpctk) -> None:
-    run = hpctk.make([{}], None, command="sleep 3600 & echo '{{\"ok\": 1}}'")
-
-    assert hpctk("work", "run").code == 0
-
-    assert rows_by_id(run)[0]["value"] == {"ok": 1}
-
-
 def test_command_reads_its_whole_item_from_the_environment(hpctk: Hpctk) -> None:
     run = hpctk.make([{"a b": [1]}], None, command='echo "$HPCTK_ITEM"')
 
@@ -225,14 +161,6 @@ def test_command_reads_its_whole_item_from_the_environment(hpctk: Hpctk) -> None
 
     row = rows_by_id(run)[0]
     assert row["value"] == row["item"]
-
-
-def test_command_does_not_read_the_workers_input(hpctk: Hpctk) -> None:
-    run = hpctk.make([{}], None, command="cat; echo '{{\"read\": true}}'")
-
-    assert hpctk("work", "run", stdin="secret").code == 0
-
-    assert rows_by_id(run)[0]["value"] == {"read": True}
 
 
 def test_output_of_a_command_is_seen_while_it_runs(hpctk: Hpctk, tmp_path: Path) -> None:
@@ -257,6 +185,10 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("command", "value"),
     [
+        ("echo start; echo '{{\"a\": 1}}'", {"a": 1}),
+        ("echo '{{\"a\": 1}}'; echo end", {"exit_code": 0}),
+        ("echo '[1]'", {"exit_code": 0}),
+        ("printf '{{\"a\": 1}}\\n\\n'", {"a": 1}),
         (f'echo noise; printf \'{{{{"a": "%{3 * MIB}s"}}}}\\n\' x', {"a": f"{'x':>{3 * MIB}}"}),
         (f"head -c {3 * MIB} /dev/zero | tr '\\0' '\\n'; echo '{{{{\"a\": 1}}}}'", {"a": 1}),
         (f"echo '{{{{\"a\": 1}}}}'; head -c {3 * MIB} /dev/zero | tr '\\0' '\\n'", {"a": 1}),
@@ -268,14 +200,18 @@ MIB = 1 << 20
         ("printf '\\xff\\n'", {"exit_code": 0}),
     ],
 )
-def test_value_of_a_command_is_its_last_line_however_long_or_overwritten(
-    hpctk: Hpctk, command: str, value: dict[str, object]
+def test_value_of_a_command_is_its_last_line_if_that_is_an_object_however_long(
+    command: str, value: dict[str, object]
 ) -> None:
-    run = hpctk.make([{}], None, command=command)
+    assert list(CommandWorkload(command).run(None, iter([{}]))) == [value]
+
+
+def test_command_ends_when_its_shell_does(hpctk: Hpctk) -> None:
+    run = hpctk.make([{}], None, command="sleep 3600 & echo '{{\"ok\": 1}}'")
 
     assert hpctk("work", "run").code == 0
 
-    assert rows_by_id(run)[0]["value"] == value
+    assert rows_by_id(run)[0]["value"] == {"ok": 1}
 
 
 @pytest.mark.parametrize(
@@ -334,18 +270,6 @@ def test_item_of_any_length_is_in_a_file_and_in_the_environment_if_it_fits(
     assert value == {"length": length, "there": there, "same": True}
 
 
-def test_item_of_an_outer_command_is_not_the_item_of_an_inner_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HPCTK_ITEM", "{}")
-
-    (value,) = CommandWorkload('echo "{{\\"set\\": \\"${{HPCTK_ITEM-no}}\\"}}"').run(
-        None, iter([{"v": MIB * "x"}])
-    )
-
-    assert value == {"set": "no"}
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -388,11 +312,6 @@ def test_pipefail_fails_a_command_whose_pipe_has_a_program_that_failed(
     assert states == ["done", "failed"]
     assert hpctk("try", "run").code == 0
     assert hpctk("try", "strict").code == 1
-
-
-def test_pipefail_of_a_function_is_refused(hpctk: Hpctk) -> None:
-    with pytest.raises(ConfigError, match="pipefail is for shell commands"):
-        hpctk.make([{}], pipefail=True)
 
 
 @pytest.mark.parametrize("given", [{}, {"SLURM_OVERLAP": "0"}])

@@ -102,19 +102,15 @@ def blurred(text: str) -> str:
     return NUMBER.sub("N", text).strip()
 
 
-LONG = {
-    *("docs/how-to/scaling.md", "docs/how-to/launch.md", "docs/tutorials/training.md"),
-    *("docs/how-to/representations.md", "docs/gallery.md", "docs/how-to/iterated-benchmarks.md"),
-    # The README.md of its two examples runs the same commands.
-    "docs/tutorials/laptop.md",
-    # test_train_example.py and test_notebook.py run such a training and such a notebook.
-    *("examples/new/training/README.md", "examples/new/notebook/README.md"),
+SHORT = {
+    *("README.md", "runs/README.md", "docs/how-to/list-of-items.md", "docs/how-to/python.md"),
+    *("docs/how-to/slurm-script.md", "docs/how-to/doctor.md"),
 }
-"""Documents whose commands take tens of seconds, and have tests of their own besides."""
+"""Of each kind of commands one document; those of the others have tests of their own besides."""
 
 
 def slow(name: str) -> object:
-    return pytest.param(name, marks=pytest.mark.soak if name in LONG else pytest.mark.slow)
+    return pytest.param(name, marks=pytest.mark.slow if name in SHORT else pytest.mark.soak)
 
 
 @pytest.mark.timeout(3600)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -41,27 +39,6 @@ def test_follow_gives_the_same_events_as_a_look_afterwards_and_ends(hpctk: Hpctk
     assert sum(one["event"] == "failed" for one in later) == 2
     assert [one["at"] for one in later] == sorted(one["at"] for one in later)
     assert {one["end"] for one in later if one["event"] == "worker-end"} == {"finished"}
-
-
-def test_events_end_quietly_when_their_reader_leaves(hpctk: Hpctk) -> None:
-    hpctk.make([{}])  # nobody works on it, so the run is never complete
-    command = [sys.executable, "-m", "hpc_toolkit", "events", "run", "--follow"]
-    process = subprocess.Popen(
-        command,
-        cwd=hpctk.cwd,
-        env=hpctk.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-
-    assert json.loads(process.stdout.readline())["event"] == "add"
-    process.stdout.close()
-
-    assert process.wait() in (0, 1)
-    assert process.stderr.read() == b""
-    process.stderr.close()
 
 
 def test_events_of_a_run_that_is_removed_end_with_an_error(hpctk: Hpctk) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the extra demo is not installed")
 
-from hpc_toolkit.campaign.dryrun import dry_run
+from hpc_toolkit.campaign.coordinator import dry_run
 from hpc_toolkit.campaign.settings import read_campaign
 from hpc_toolkit.worker.loading import load_object
 from tests.documents import REPOSITORY

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.errors import HpcToolkitError, WorkloadError, describe
+from hpc_toolkit.errors import HpcToolkitError, describe
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id
 
@@ -61,20 +61,6 @@ def test_error_of_megabytes_is_cut_with_its_length_and_complete_in_the_log(hpctk
     assert "begin" + "x" * 5_000_000 + "end" in hpctk("logs", "run", "--item", 0).out
 
 
-def test_long_error_of_a_load_is_in_the_log_once_for_all_items_of_the_group(hpctk: Hpctk) -> None:
-    Path("loading.py").write_text(
-        "class Loads:\n"
-        "    def load(self, group): raise ValueError('x' * 1_000_000)\n"
-        "    def run(self, context, items): yield {}\n"
-    )
-    run = hpctk.make([{}] * 4, "loading:Loads", max_attempts=1, items_per_claim=4)
-
-    assert hpctk("work", "run").code == 0
-
-    assert [row["state"] for row in rows_by_id(run).values()] == ["failed"] * 4
-    assert 1_000_000 < sum(path.stat().st_size for path in run.paths.logs.iterdir()) < 1_010_000
-
-
 BREAKING = [
     "sys.stdout = None",
     "sys.stderr = None",
@@ -99,15 +85,6 @@ def test_output_that_an_item_breaks_is_whole_for_the_next_item(hpctk: Hpctk, cod
     if code in BREAKING:
         said = sorted(hpctk("logs", "run", "--item", 1).out.splitlines())
         assert said == ["child error of 1", "child of 1", "error of 1", "out of 1"]
-
-
-def test_sys_stdout_is_the_log_again_after_code_that_replaced_it(hpctk: Hpctk) -> None:
-    code = "sys.stdout = None; sys.stdout = sys.__stdout__; print('→ restored')"
-    hpctk.make([{"code": code}], "sample_workloads:break_output")
-
-    assert hpctk("work", "run").code == 0
-
-    assert hpctk("logs", "run", "--item", 0).out == "→ restored\n"
 
 
 IMPORTS = {
@@ -143,13 +120,6 @@ def test_code_that_ends_the_process_that_imports_it_is_an_error_of_every_command
     assert not journal_lines(run, "death")
     assert run.status().stages["items"].pending == 2
     assert not Path("other").exists()
-
-
-def test_run_create_with_code_that_exits_raises_a_workload_error(hpctk: Hpctk) -> None:
-    Path("exiting.py").write_text("raise SystemExit(0)\n")
-
-    with pytest.raises(WorkloadError, match="'exiting:work' cannot be imported: SystemExit: 0"):
-        hpctk.make([{}], "exiting:work")
 
 
 @pytest.mark.parametrize(

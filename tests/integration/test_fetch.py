@@ -131,6 +131,9 @@ def test_checkpoints_are_downloaded_once_after_their_sizes_are_shown(
     tmp_path: Path, hub: tuple[str, type[Hub]]
 ) -> None:
     url, handler = hub
+    empty = fetch(tmp_path, url, "--offline")
+    assert "org/m@step1: not in the local cache, and HF_HUB_OFFLINE is set\n" in empty.stdout
+    assert (empty.returncode, handler.sent) == (1, {})
     dry = fetch(tmp_path, url, "--dry-run")
     assert dry.stdout.startswith("2 checkpoints to download, 6.0 MiB; 0 in the cache\n"), dry
     assert handler.sent == {}
@@ -145,6 +148,11 @@ def test_checkpoints_are_downloaded_once_after_their_sizes_are_shown(
     before = dict(handler.sent)
     again = fetch(tmp_path, url)
     assert again.stdout.startswith("0 checkpoints to download, 0 B; 2 in the cache\n")
+    assert handler.sent == before
+    checked = fetch(tmp_path, url, "--offline")
+    assert checked.stdout.startswith("0 of 2 checkpoints are in the cache\n")
+    assert checked.stdout.count("not a complete safetensors file") == 2  # random bytes
+    assert "missing: 2 of 2 checkpoints" in checked.stderr
     assert handler.sent == before
 
 
@@ -161,28 +169,6 @@ def test_interrupted_download_continues_and_what_is_missing_is_named(
 
     assert done.returncode == 1
     assert "org/m@step9" in done.stderr
-    assert "1 of 2 checkpoints are missing" in done.stderr
+    assert "missing: 1 of 2 checkpoints" in done.stderr
     (stored,) = (tmp_path / "hf").glob("hub/models--org--m/snapshots/*/model.safetensors")
     assert stored.read_bytes() == WEIGHTS
-
-
-def test_nothing_is_fetched_that_cannot_be(tmp_path: Path) -> None:
-    offline = subprocess.run(
-        [sys.executable, "-m", "hpc_toolkit", "items", "fetch", "-"],
-        input='{"checkpoint": "org/m@step0"}\n',
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    local = subprocess.run(
-        [sys.executable, "-m", "hpc_toolkit", "items", "fetch", "-"],
-        input='{"checkpoint": "mine/step0"}\n',
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert "HF_HUB_OFFLINE is set" in offline.stderr
-    assert "no checkpoint of these items is on the hub" in local.stderr
-    assert (offline.returncode, local.returncode) == (1, 1)

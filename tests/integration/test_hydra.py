@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,10 +16,7 @@ from tests.integration.realrun import Hpctk, wait_until
 
 pytest.importorskip("hydra", reason="needs hydra-core")
 
-from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import (
-    BatchedSweeperTestSuite,
     IntegrationTestSuite,
     LauncherTestSuite,
 )
@@ -126,13 +117,7 @@ def scripts(hpctk: Hpctk) -> Scripts:
     return Scripts(hpctk)
 
 
-# Before the published tests, which afterwards restore what it has registered.
-DISCOVERED = {one.__name__ for one in Plugins.instance().discover(Launcher)}
-
-
-def test_hydra_discovers_the_launcher() -> None:
-    assert "HpctkLauncher" in DISCOVERED
-
+SOAK = pytest.mark.soak  # each script takes 3 s of a core
 
 # The published tests set no version_base, of which Hydra warns.
 OF_1_1 = pytest.mark.filterwarnings(r"ignore:\s*Future Hydra versions:UserWarning")
@@ -145,15 +130,7 @@ class TestLauncher(LauncherTestSuite):
     test_failure_preserves_task_traceback = None
 
 
-@OF_1_1
-@pytest.mark.parametrize(
-    ("launcher_name", "overrides"), [("hpctk", ["hydra.sweeper.max_batch_size=2"])]
-)
-class TestBatches(BatchedSweeperTestSuite):
-    pass
-
-
-@pytest.mark.slow
+@pytest.mark.soak  # the tests below start such scripts
 @pytest.mark.parametrize(
     ("task_launcher_cfg", "extra_flags"), [({}, ["-m", "hydra/launcher=hpctk"])]
 )
@@ -177,11 +154,14 @@ def _files(root: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ["lr=0.1,0.2", "seed=1,2"],
         ["lr=0.1,0.2", "hydra.job.chdir=true", "hydra.sweep.subdir=${hydra.job.override_dirname}"],
-        ["lr=0.1", "seed=1,1", "hydra.sweeper.max_batch_size=1", "hydra.job.name=other"],
+        pytest.param(["lr=0.1,0.2", "seed=1,2"], marks=SOAK),
+        pytest.param(
+            ["lr=0.1", "seed=1,1", "hydra.sweeper.max_batch_size=1", "hydra.job.name=other"],
+            marks=SOAK,
+        ),
     ],
-    ids=["plain", "chdir", "batches"],
+    ids=["chdir", "plain", "batches"],
 )
 def test_a_sweep_leaves_the_files_of_the_basic_launcher(scripts: Scripts, words: list[str]) -> None:
     for launcher in ("basic", "hpctk"):
@@ -199,7 +179,8 @@ def numbers(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.name.isdigit())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=SOAK)])
 def test_a_sweep_is_stopped_and_the_same_line_continues(scripts: Scripts, number: int) -> None:
     line = ["lr=0.1,0.2,0.3", "seed=1,2", "seconds=0.5", "hydra.launcher.workers=2"]
     first = scripts.start(*line)
@@ -213,79 +194,14 @@ def test_a_sweep_is_stopped_and_the_same_line_continues(scripts: Scripts, number
     assert re.search(rf"[1-5] of 6 jobs are done in {root}", again)
     assert numbers(root.parent) == [*"012345"]
     assert [row["value"] for row in Run.open(root).results()] == VALUES
-    began = len(scripts.began())
-    assert "6 of 6 jobs are done" in scripts.run(*line)
-    assert len(scripts.began()) == began
-
-
-@pytest.mark.soak  # test_a_sweep_is_stopped_and_the_same_line_continues
-def test_script_and_workers_are_killed_at_20_random_moments(scripts: Scripts) -> None:
-    line = ["lr=range(1,13)", "seed=1,2,3", "seconds=0.4", "hydra.launcher.workers=2"]
-    draw, ended, kills = random.Random(1), set[str](), 0
-    while kills < 20:
-        began, script = len(scripts.began()), scripts.start(*line)
-        # Most kills come while jobs run, and some before that.
-        if draw.random() < 0.8:
-            scripts.wait(began, script)
-        time.sleep(draw.uniform(0, 1))
-        assert script.poll() is None, script.communicate()
-        kills += 1
-        for pid in processes_of(scripts):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        script.communicate()
-        done = {line[0] for line in scripts.began()}
-        again = [row[0] for row in scripts.began()[began:]]
-        recorded = {str(row["item"]["kwargs"]["job"]) for row in rows_of()}
-        assert ended.isdisjoint(again)
-        assert ended <= recorded <= done
-        ended = recorded
-        # A job that runs at five kills is failed, as one that ends its worker each time.
-        for root in Path("multirun").glob("*/*/.hpctk/run.json"):
-            Run.open(root.parent).retry()
-
-    scripts.run(*line)
-
-    rows = rows_of()
-    assert [row["value"] for row in rows] == [
-        lr * seed for lr in range(1, 13) for seed in (1, 2, 3)
-    ]
-
-
-def rows_of() -> list[Any]:
-    """The results that the only sweep has so far."""
-    roots = [*Path("multirun").glob("*/*/.hpctk/run.json")]
-    return Run.open(roots[0].parent).results(partial=True) if roots else []
-
-
-def processes_of(scripts: Scripts) -> list[int]:
-    """The processes with the environment of the scripts: they, and their workers."""
-    mark = f"TRACE={scripts.trace}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
-
-
-def test_a_directory_is_used_again_with_other_overrides(scripts: Scripts) -> None:
-    fixed = "hydra.sweep.dir=sweep"
-    scripts.run("lr=0.1,0.2", fixed)
-
-    scripts.run("lr=0.2,0.3,0.1", fixed)
-
-    assert sorted(row[:2] for row in scripts.began()) == [["0", "0.1"], ["1", "0.2"], ["2", "0.3"]]
-    facts = {one: json.loads(Path("sweep", one, "facts.json").read_text()) for one in "012"}
-    assert [facts[one]["dirname"] for one in "012"] == ["lr=0.1", "lr=0.2", "lr=0.3"]
 
 
 @pytest.mark.parametrize(
     ("rule", "again", "said"),
     [
         ("rerun", ["0", "1", "2"], "main changed: jobs run again"),
-        ("keep", ["1"], "2 of 3 jobs are done"),
-        ("error", [], "the code of main changed"),
+        pytest.param("keep", ["1"], "2 of 3 jobs are done", marks=SOAK),
+        pytest.param("error", [], "the code of main changed", marks=SOAK),
     ],
 )
 def test_the_code_changed_after_a_job_failed(
@@ -330,7 +246,7 @@ def test_a_configuration_that_changed_runs_again(scripts: Scripts) -> None:
     [
         ([], 1, ["0", "1"]),
         (["hydra.launcher.fail_sweep=false"], 0, [*"012345"]),
-        (["hydra.launcher.max_attempts=2"], 1, ["0", "0", "1", "1"]),
+        pytest.param(["hydra.launcher.max_attempts=2"], 1, ["0", "0", "1", "1"], marks=SOAK),
     ],
 )
 def test_failed_jobs_end_the_sweep_or_not(
@@ -353,17 +269,23 @@ def test_a_sweep_is_submitted_and_collected_later(scripts: Scripts, hpctk: Hpctk
 
     assert "2 of 2 jobs are done" in scripts.run(*line)
     assert "2 of 2 jobs are done" in scripts.run(*line, "hydra.launcher.wait=false")
+    assert len(scripts.began()) == 2
+
+
+OTHER_SETTINGS = [
+    (["hydra.launcher.wait=false"], "wait=false: local workers end with this script"),
+    (["hydra.launcher.run=runs/items"], "runs/items was created with other"),
+    (["+hydra.launcher.slurm.time=240"], "hydra.launcher.slurm.time: 240 is not text"),
+    (["+hydra.launcher.slurm={nodes: 0, cluster: generic}"], "--nodes: 0 is not"),
+]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["hydra.launcher.wait=false"], "wait=false: local workers end with this script"),
         (["hydra.launcher.on_change=never"], "on_change must be rerun, keep or error, got 'never'"),
-        (["hydra.launcher.run=runs/items"], "runs/items was created with other"),
-        (["+hydra.launcher.slurm.time=240"], "hydra.launcher.slurm.time: 240 is not text"),
         (["+hydra.launcher.slurm.nodez=2"], "slurm: No such option '--nodez'"),
-        (["+hydra.launcher.slurm={nodes: 0, cluster: generic}"], "--nodes: 0 is not"),
+        *(pytest.param(*one, marks=SOAK) for one in OTHER_SETTINGS),
     ],
 )
 def test_settings_that_are_not_valid_are_named_in_one_line(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.engines.kubernetes import ManifestSpec
-from tests.integration.test_packaging import CHECKOUT, assert_renders, make_environment
+from tests.integration.test_packaging import CHECKOUT
 
 DOCKERFILE = CHECKOUT / "examples" / "Dockerfile"
 TEXT = DOCKERFILE.read_text(encoding="utf-8")
@@ -37,23 +37,6 @@ def test_the_image_has_the_user_of_the_manifests_and_extras_that_exist() -> None
     (others,) = re.findall(r"--build-arg EXTRAS=(\S+)", TEXT)
     assert {default, *others.split(",")} <= set(extras["optional-dependencies"])
     assert re.search(r"^FROM python:3\.11\.\d+-slim-\w+$", TEXT, re.MULTILINE)
-
-
-def test_the_package_can_be_installed_from_the_files_that_the_image_copies(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for line in re.findall(r"^COPY (.*)", TEXT, re.MULTILINE):
-        *names, target = line.split()
-        for name in names:
-            if (CHECKOUT / name).is_dir():
-                shutil.copytree(CHECKOUT / name, source / target, symlinks=True)
-            else:
-                (source / target).mkdir(exist_ok=True)
-                shutil.copy(CHECKOUT / name, source / target)
-
-    python = make_environment(tmp_path / "venv", source)
-
-    assert_renders(python, at=tmp_path, package=tmp_path / "venv")
 
 
 def builder() -> str:

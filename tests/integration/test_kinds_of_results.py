@@ -70,10 +70,11 @@ WAYS = {
     "map": _with_map,
     "executor": _with_executor,
 }
-# A class differs from a function only in how it is called, which test_work.py covers.
-EACH = [pytest.param(way, marks=[pytest.mark.soak] * (way == "class")) for way in WAYS]
+# The others are called otherwise: see test_work.py, test_map.py and test_executor.py.
+EACH = [pytest.param(way, marks=[pytest.mark.soak] * (way != "function")) for way in WAYS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", EACH)
 def test_a_result_of_any_kind_is_done_at_once_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str

@@ -84,6 +84,7 @@ while not os.path.exists("go"):
 """
 
 
+@pytest.mark.soak  # test_launch.py loses nodes of a training
 @pytest.mark.slow
 @pytest.mark.torch
 def test_whichever_pod_of_a_training_is_lost_all_ranks_start_again(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpc_toolkit.queue.listfiles import read_list
 from hpc_toolkit.queue.lists import grid
 from tests.integration.realrun import Hpctk
 
@@ -96,6 +97,7 @@ AWKWARD = {
 """Columns that no grid can write without --text, and some with it neither."""
 COLUMNS = {**{key: text.split(" ") for key, text in (NUMBERS | TEXTS).items()}, **AWKWARD}
 ROWS = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*COLUMNS.values(), strict=True)]
+GIVEN = [list(row.values()) for row in ROWS]
 WORK = """\
 import json, sys
 
@@ -147,6 +149,19 @@ def test_there_are_sixty_hostile_columns() -> None:
 
 
 @pytest.mark.parametrize("kind", FILES)
+def test_every_value_of_a_list_is_read_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    items = read_list(FILES[kind]())
+
+    assert [[_text_of(value) for value in item.values()] for item in items] == GIVEN
+    numbers = {key for key, value in items[0].items() if not isinstance(value, str)}
+    assert numbers == (set() if kind in ("json", "jsonl", "parquet") else set(NUMBERS))
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])  # with numbers, and with texts alone
 def test_every_value_of_a_list_is_the_same_in_a_command_a_function_and_the_rows(
     hpctk: Hpctk, kind: str
 ) -> None:
@@ -160,14 +175,10 @@ def test_every_value_of_a_list_is_the_same_in_a_command_a_function_and_the_rows(
     function = hpctk("map", "work:same", "--run", "f", "--items", file, "-o", "f.json")
 
     assert (command.code, function.code) == (0, 0), command.err + function.err
-    given = [list(row.values()) for row in ROWS]
-    assert [row["value"]["words"] for row in json.loads(Path("c.json").read_text())] == given
+    assert [row["value"]["words"] for row in json.loads(Path("c.json").read_text())] == GIVEN
     rows = json.loads(Path("f.json").read_text())
     assert [row["value"] for row in rows] == [row["item"] for row in rows]
-    assert [[_text_of(value) for value in row["item"].values()] for row in rows] == given
-    are_text = kind in ("json", "jsonl", "parquet")
-    numbers = {key for key, value in rows[0]["item"].items() if not isinstance(value, str)}
-    assert numbers == (set() if are_text else set(NUMBERS))
+    assert [row["item"] for row in rows] == read_list(Path(file))
 
 
 def _text_of(value: Any) -> str:

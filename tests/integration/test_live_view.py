@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import shutil
 import signal
 import struct
 import sys
@@ -20,7 +19,7 @@ import pytest
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import RunJob, own_login, record_job
 from hpc_toolkit.system.processes import readable
-from tests.integration.realrun import HANG_S, Hpctk, wait_until
+from tests.integration.realrun import HANG_S, Hpctk
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
@@ -143,30 +142,6 @@ def test_keys_act_on_the_run_and_ask_before_they_do(
     assert "5 pending" in terminal.text.partition(LEAVE)[2]
 
 
-def test_questions_name_what_their_answers_do(
-    fast_dir: Path, watch: Callable[..., Terminal]
-) -> None:
-    toy = ToyRun(fast_dir / "r", 6, unit=2)
-    first, last = (toy.worker(name, host="there", at=time.time() - 1e6) for name in "ab")
-    last.work(toy.unit_name(0), i0="permanent", i1="permanent")
-    first.work(toy.unit_name(2), i2="permanent", i3="permanent")
-    first.work(toy.unit_name(4), i4="failed", i5="failed")
-    terminal = watch(toy.root)
-    terminal.shown("q quit")
-
-    terminal.press("r", r"reset the attempts of 6 items \(4 failed, 2 retrying\)\? \(y/n\)")
-    terminal.press("y", "6 items pending again")
-    terminal.press("r", "no item has failed")
-    terminal.press("d", r"ask 2 workers to exit \(2 may be dead\)\? \(y/n\)")
-    terminal.press("n", "nothing was done")
-    first.finish()
-    last.finish()
-    terminal.shown("2 finished")
-    terminal.press("d", "there is nothing to drain")
-    terminal.press("q", re.escape(LEAVE))
-    assert terminal.ended() == 0
-
-
 def test_the_log_is_that_of_the_newest_failure(toy: ToyRun, watch: Callable[..., Terminal]) -> None:
     newest = toy.worker("newest", host="there", at=time.time() + 1e6)
     newest.claim(toy.unit_name(2))
@@ -207,18 +182,6 @@ def test_a_training_is_drawn_in_place(tmp_path: Path, watch: Callable[..., Termi
     assert "step 12" in terminal.text.partition(LEAVE)[2]
 
 
-def test_an_error_of_an_action_is_a_line(toy: ToyRun, watch: Callable[..., Terminal]) -> None:
-    terminal = watch(toy.root)
-    terminal.shown("q quit")
-    shutil.rmtree(toy.paths.control)
-
-    terminal.press("d", "y/n")
-    terminal.press("y", "error: .*control")
-    terminal.press("q", re.escape(LEAVE))
-
-    assert terminal.ended() == 0
-
-
 def test_a_resize_draws_the_screen_anew(toy: ToyRun, watch: Callable[..., Terminal]) -> None:
     terminal = watch(toy.root)
     before = terminal.shown("q quit")
@@ -242,18 +205,6 @@ def test_a_signal_restores_the_terminal(
     os.kill(terminal.pid, number)
 
     assert terminal.ended() == code
-
-
-def test_a_run_that_is_removed_ends_the_view_with_an_error(
-    toy: ToyRun, watch: Callable[..., Terminal]
-) -> None:
-    terminal = watch(toy.root)
-    terminal.shown("q quit")
-
-    shutil.rmtree(toy.root)
-
-    assert terminal.ended() == 1
-    assert "error: " in terminal.text.partition(LEAVE)[2]
 
 
 def test_the_view_ends_when_the_run_does_and_then_runs_the_command(
@@ -294,18 +245,6 @@ def test_work_reports_its_end_and_fails_on_failed_items(hpctk: Hpctk, tmp_path: 
     assert (tmp_path / "out").read_text() == "failed 1 0\n"
     assert "warning: the command of --on-end failed with exit code 7" in ended.err
     assert hpctk("work", "run").code == 0
-
-
-def test_work_that_is_stopped_reports_what_is_left(hpctk: Hpctk, tmp_path: Path) -> None:
-    hpctk.make([{"once": str(tmp_path / "once")}], "sample_workloads:hang_once")
-    command = f'echo "$HPCTK_STATE $HPCTK_LEFT" > {tmp_path}/out'
-    work = hpctk.start("work", "run", "--grace", "0s", "--on-end", command)
-    wait_until(lambda: hpctk.noted("start"), "the item to start")
-
-    work.send(signal.SIGINT)
-
-    assert work.ended().code == 75
-    assert (tmp_path / "out").read_text() == "stopped 1\n"
 
 
 @pytest.mark.parametrize("option", [["--on-end", "true"], ["--fail-on-failed"]])

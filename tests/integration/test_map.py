@@ -41,27 +41,6 @@ def test_map_makes_works_checks_and_writes(hpctk: Hpctk) -> None:
     assert hpctk(*MAP).out == "runs/work-square\n"
 
 
-def test_map_and_gather_write_several_files_and_stdout(hpctk: Hpctk) -> None:
-    Path("fixed").touch()
-
-    ended = hpctk(*MAP, "-o", "-", "-o", "a.csv", "-o", "a.json")
-    again = hpctk("gather", "-o", "-", "-o", "b.csv", "-o", "b.json", "-o", "b.jsonl")
-    trace = hpctk("gather", "--trace", "-o", "t.json", "-o", "t.jsonl", "-o", "t.csv")
-
-    assert (ended.code, again.code, trace.code) == (0, 0, 0)
-    assert "runs/work-square\n" in ended.err
-    assert "30 rows in a.csv, a.json" in ended.err
-    rows = [json.loads(line) for line in ended.out.splitlines()]
-    assert [row["value"]["square"] for row in rows] == [n**2 for n in range(30)]
-    assert again.out == ended.out == Path("b.jsonl").read_text()
-    assert json.loads(Path("a.json").read_text()) == json.loads(Path("b.json").read_text()) == rows
-    assert Path("a.csv").read_text() == Path("b.csv").read_text()
-    attempts = json.loads(Path("t.json").read_text())
-    assert attempts == list(map(json.loads, Path("t.jsonl").read_text().splitlines()))
-    assert len(attempts) == 30
-    assert trace.err == "30 attempts in t.json, t.jsonl, t.csv\n"
-
-
 def test_map_goes_on_after_a_failure_that_was_fixed(hpctk: Hpctk) -> None:
     ended = hpctk(*MAP, "-o", "rows.csv")
 
@@ -103,20 +82,3 @@ def test_map_with_other_arguments_is_refused(
 
     assert ended.code == 1
     assert f"error: runs/work-square was created with other {what}\n" in ended.err
-
-
-def test_map_of_an_open_run_is_refused_because_it_would_never_end(hpctk: Hpctk) -> None:
-    words = ("--count", "3", "--key", "n")
-    assert hpctk("init", "runs/o", "--workload", "work:square", "--open", *words).code == 0
-
-    ended = hpctk("map", "work:square", "--run", "runs/o", *words)
-
-    assert "error: runs/o is open for more items\nhint: 'hpctk add runs/o --seal'" in ended.err
-
-
-def test_map_without_a_source_or_a_name_makes_nothing(hpctk: Hpctk) -> None:
-    assert "no items are named" in hpctk("map", "work:square").err
-    assert "no code is named" in hpctk("map", "--count", "1").err
-    assert "the run has no name" in hpctk("map", "--command", "true", "--count", "1").err
-    assert "unknown format '.xls'" in hpctk(*MAP, "-o", "rows.xls").err
-    assert not Path("runs").exists()

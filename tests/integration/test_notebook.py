@@ -52,19 +52,6 @@ def test_local_workers_drain_a_run_and_are_found_again(local: Hpctk) -> None:
     wait_until(lambda: found.states() == {job.job: "FINISHED"}, "the job to end")
 
 
-@pytest.mark.slow
-def test_cancelled_local_workers_give_their_items_back(local: Hpctk) -> None:
-    run = local.make_sleeping(1000, 0.05)
-    jobs = notebook.submit_workers(run, 2, cluster="local")
-    working(run, 2)
-
-    jobs.cancel()
-
-    assert jobs.wait(30) is False
-    status = run.status()
-    assert (status.workers.finished, status.deaths, status.stages["items"].claimed) == (2, 0, 0)
-
-
 SUBMITTER = """
 import os, sys, time
 from hpc_toolkit import notebook
@@ -95,33 +82,6 @@ def test_local_workers_leave_when_the_script_that_submitted_them_ends(
     assert (status.workers.finished, status.deaths) == (1, 0)
 
 
-REOPENED = """
-import json, sys
-from hpc_toolkit.notebook import WorkerJobs
-jobs = WorkerJobs.open("run")
-print(json.dumps(list(jobs.states().values())), flush=True)
-if len(sys.argv) > 1:
-    jobs.cancel()
-sys.exit()
-"""
-
-
-@pytest.mark.slow
-def test_another_session_leaves_local_workers_to_a_drain(local: Hpctk) -> None:
-    run = local.make_sleeping(1000, 0.05)
-    jobs = notebook.submit_workers(run, 1, cluster="local")
-    (worker,) = working(run)
-
-    seen = local("cancel", first=REOPENED)
-
-    assert seen.json == ["unknown"]
-    said = f"note: job {jobs.jobs[0].job} is not ours to end: 'hpctk drain run' asks all workers"
-    assert seen.err.startswith(said)
-    assert lives(worker.pid)
-    jobs.cancel()
-    assert jobs.wait(30) is False
-
-
 @pytest.mark.slow
 def test_a_local_job_ends_at_its_time_limit(
     local: Hpctk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -136,35 +96,6 @@ def test_a_local_job_ends_at_its_time_limit(
     assert jobs.watch(30) is False
     assert "INTERRUPTED, exit code 75; see " in capsys.readouterr().out.splitlines()[-1]
     assert [worker["state"] for worker in workers_of(run)] == ["finished", "finished"]
-
-
-NUMPY = """
-import sys, time
-from hpc_toolkit import notebook
-def loaded():
-    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-    return {file for file in files if "numpy" in file and file.endswith(".so")}
-notebook.watch("run", 0)
-first = loaded()
-while notebook.watch("run", 0).eta_s is None:
-    time.sleep(0.1)
-print(sorted(loaded() - first), flush=True)
-sys.exit()
-"""
-
-
-def test_numpy_is_loaded_before_the_first_look(hpctk: Hpctk) -> None:
-    # Its compiled modules can be loaded only once in a process, and an interrupt may cut it.
-    run = hpctk.make_sleeping(100, 0.05, open_end=True)
-    watching = hpctk.start(first=NUMPY)
-    wait_until(lambda: "of 100 done" in watching.printed(), "the first look")
-    worker = hpctk.start("work", "run")
-
-    seen = watching.ended()
-
-    assert (seen.code, seen.out.splitlines()[-1]) == (0, "[]"), seen.err
-    run.seal()
-    assert worker.ended().code == 0
 
 
 INTERRUPTED = """
@@ -202,6 +133,7 @@ def test_interrupting_the_notebook_stops_no_local_worker(hpctk: Hpctk) -> None:
     assert run.status().deaths == 0
 
 
+@pytest.mark.soak  # tests/slurm/test_notebook.py runs it
 @pytest.mark.slow
 def test_the_example_works_on_this_machine(hpctk: Hpctk, tmp_path: Path) -> None:
     environ = hpctk.environment({"HPCTK_CLUSTER": "local", "CUDA_VISIBLE_DEVICES": "5,7"})

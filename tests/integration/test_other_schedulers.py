@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,3 +60,36 @@ def test_a_worker_leaves_before_the_end_that_the_scheduler_tells(
 
     assert ended.code == 75, ended.err
     assert 0 < hpctk("status", "run", "--json").json["stages"]["items"]["done"] < 200
+
+
+# What ranks of torch meet by; test_launch.py trains with it.
+RANK = """
+import os
+names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HPCTK_DEADLINE"
+print(*map(os.environ.get, names), flush=True)
+"""
+
+
+@pytest.mark.torch
+def test_ranks_of_flux_have_one_place_to_meet_and_know_the_end_of_the_job(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    flux = tmp_path / "bin/flux"
+    flux.parent.mkdir()
+    flux.write_text("#!/bin/sh\n[ $1 = job ] && echo 3600\n", encoding="utf-8")
+    flux.chmod(0o755)
+    (hpctk.cwd / "train.py").write_text(RANK, encoding="utf-8")
+    job = {"FLUX_JOB_NNODES": "2", "PATH": f"{flux.parent}:{hpctk.environment()['PATH']}"}
+    words = ("launch", "--run-dir", "R", "--nproc-per-node", "1", "train.py")
+
+    nodes = [hpctk.start(*words, env={**rank("flux:f12", number, 2), **job}) for number in range(2)]
+
+    meetings = set()
+    for number, ended in enumerate(one.ended() for one in nodes):
+        assert ended.code == 0, ended.err
+        found = re.search(rf"\[rank {number}\] {number} 2 0 (\S+ \d+) (\d+)\n", ended.out)
+        assert found is not None, ended.out
+        meetings.add(found[1])
+        assert abs(int(found[2]) - time.time() - 3600) < 120
+        assert ("2 ranks, 0 restarts" in ended.err) is (number == 0)
+    assert len(meetings) == 1

@@ -47,7 +47,7 @@ from hpc_toolkit.slurm.render.spec import ScriptSpec
 print(hpc_toolkit.__file__)
 print(cluster_names())
 from pathlib import Path
-from hpc_toolkit.rundir.examples import EXAMPLES, write_example
+from hpc_toolkit.cli.mapping import EXAMPLES, write_example
 for example in EXAMPLES:
     write_example(Path("new", example), example)
 spec = ScriptSpec(nodes=8, gpus_per_node=4, python="/opt/python")
@@ -159,10 +159,6 @@ def test_installed_wheel_renders_outside_the_checkout(
     assert (tmp_path / "venv/share/man/man1/hpctk.1").is_file()
     assert run(python.with_name("hpctk"), "--version", cwd=tmp_path).startswith("hpctk ")
     assert run(python, "-m", "hpc_toolkit", "--version", cwd=tmp_path).startswith("hpctk ")
-
-
-def test_wheel_renders_from_inside_its_zip(built: tuple[Path, Path], tmp_path: Path) -> None:
-    assert_renders(sys.executable, built[1], at=tmp_path, package=built[1])
 
 
 def test_editable_installation_reads_the_files_that_are_edited(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
-"""A plan of a run that works, beside what became of it."""
+"""Forecasts of simulated runs, beside what became of them."""
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from simulation.cluster import simulate
 from simulation.scenario import Group, Scenario
 from simulation.worker import STAGE
@@ -17,38 +15,11 @@ from hpc_toolkit.planning.forecast import Forecaster
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
-from tests.integration.realrun import wait_until
 
 if TYPE_CHECKING:
     from simulation.worker import VirtualClock
 
     from tests.integration.realrun import Hpctk
-
-
-@pytest.mark.soak  # unit/test_plan_run.py compares a plan with what came
-@pytest.mark.slow
-def test_a_plan_of_a_run_that_works_is_kept_and_compared_with_what_came(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(60, 0.4)
-    work = hpctk.start("work", "run", "--workers", "2")
-    wait_until(lambda: len(hpctk.noted("end")) >= 3, "3 items")
-
-    planned = hpctk("plan", "run", "--nodes", "1", "-o", "plan.json", "--json")
-    early = hpctk("plan", "run", "--check", "plan.json")
-    assert work.ended().code == 0
-    late = hpctk("plan", "run", "--check", "plan.json", "--json")
-
-    plan = planned.json
-    assert planned.code == 0, planned.err
-    assert plan == json.loads((hpctk.cwd / "plan.json").read_text())
-    assert plan["items"] + plan["done"] == 60
-    assert plan["now"]["workers"] == 2
-    # Nothing is quicker than all of them in turn; what is slower a busy machine may be.
-    assert plan["now"]["time_s"]["median"] > 0.8 * 0.4 * plan["items"] / 2
-    assert early.code in (0, 75)
-    assert late.code == 0
-    assert late.json["complete"]
-    assert late.json["real_s"] >= 0.4 * (plan["items"] - 2) / 2
-    assert len(run.results()) == 60
 
 
 def planned(seed: int) -> tuple[float, float, float, float]:

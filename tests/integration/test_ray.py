@@ -101,7 +101,7 @@ def test_a_program_whose_ray_does_not_start_fails(hpctk: Hpctk) -> None:
     (hpctk.cwd / "program").chmod(0o755)
     words = ("ray", "symmetric-run", "--address", "127.0.0.1:20999", "--num-cpus=none")
     done = subprocess.run(
-        (sys.executable, "-m", "hpc_toolkit.engines.ray.node", *words, "--", "./program"),
+        (sys.executable, "-m", "hpc_toolkit.engines.raynode", *words, "--", "./program"),
         cwd=hpctk.cwd,
         env=hpctk.environment({"RAY_USAGE_STATS_ENABLED": "0"}),
         capture_output=True,

@@ -241,17 +241,6 @@ def test_uneven_ranks_need_every_node(slurm: FakeSlurm) -> None:
     assert not [call for call in slurm.calls("srun") if "work" in call]
 
 
-def test_script_says_once_what_runs_where_and_until_when(slurm: FakeSlurm) -> None:
-    slurm.environ["SLURM_RESTART_COUNT"] = "2"
-
-    _, output = slurm.run(script_of(slurm))
-
-    said = f"[17.2] run=demo interpreter={slurm.python} nodes=n1,n2 deadline=1900000000"
-    assert output.count(said) == 1
-    assert output.count("slurm=slurm 0.0-fake") == 1
-    assert output.count("n1: ready: 4 GPUs") == 1
-
-
 def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
     (slurm.root / HOSTILE_NAME / "run").mkdir()
     run = f"{HOSTILE_NAME}/run"
@@ -267,39 +256,6 @@ def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
     assert slurm.rank_environ["VALUE"] == HOSTILE_NAME
     assert slurm.rank_environ["SETUP"] == "a b"
     assert not list(slurm.root.rglob("canary"))
-
-
-def test_the_argument_overrides_the_run(slurm: FakeSlurm) -> None:
-    (slurm.root / "o t'h$er").mkdir()
-
-    code, _ = slurm.run(script_of(slurm), "o t'h$er")
-
-    assert code == 0
-    assert slurm.calls("srun")[-1][-1] == "o t'h$er"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [([], "no run directory"), (["demo", "demo"], "2 run directories")],
-)
-def test_a_call_without_one_run_is_refused(
-    slurm: FakeSlurm, arguments: list[str], message: str
-) -> None:
-    code, output = slurm.run(script_of(slurm, run=None), *arguments)
-
-    assert code == 1
-    assert f"error: {message}" in output
-    assert "hint: sbatch SCRIPT RUN" in output
-    assert not slurm.calls("srun")
-
-
-def test_ranks_get_an_environment_of_their_own(slurm: FakeSlurm) -> None:
-    slurm.run(script_of(slurm, env=(("GREETING", "hello"),)))
-
-    found = slurm.rank_environ
-    assert found["SLURM_EXPORT_ENV"] == "ALL"
-    assert found["OMP_NUM_THREADS"] == "6"
-    assert found["GREETING"] == "hello"
 
 
 @pytest.mark.parametrize(
@@ -352,23 +308,6 @@ def test_what_cannot_work_is_said_before_a_step_starts(
     assert not [call for call in slurm.calls("srun") if "work" in call]
 
 
-def test_a_failed_setup_ends_the_job(slurm: FakeSlurm) -> None:
-    code, output = slurm.run(script_of(slurm, setup=("source nowhere.sh",)))
-
-    assert code == 1
-    assert "error: setup failed: source nowhere.sh" in output
-
-
-def test_a_job_that_lacks_a_node_is_torn_down(slurm: FakeSlurm) -> None:
-    slurm.answer(hosts="n1")
-
-    code, output = slurm.run(script_of(slurm, teardown=("touch torn-down",)))
-
-    assert code == 1
-    assert "the job has 2 nodes, but scontrol names 1" in output
-    assert (slurm.root / "torn-down").exists()
-
-
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_setup_that_moves_is_told_and_taken_back(slurm: FakeSlurm, *, silent: bool) -> None:
     (slurm.root / "else where").mkdir()
@@ -416,26 +355,6 @@ def test_checks_that_fail_alike_everywhere_end_the_job(slurm: FakeSlurm, srun_co
     assert code == 1
     assert "error: no node is fit for this job: see above" in output
     assert not slurm.requeued
-
-
-def test_a_module_is_loaded_although_its_function_uses_unset_variables(slurm: FakeSlurm) -> None:
-    slurm.environ["BASH_FUNC_module%%"] = '() { export LOADED="$2$UNSET_VARIABLE"; false; true; }'
-
-    code, output = slurm.run(script_of(slurm, modules=("cuda/12.4",)))
-
-    assert code == 0, output
-    assert slurm.rank_environ["LOADED"] == "cuda/12.4"
-
-
-def test_a_job_that_requeued_itself_exits_0(slurm: FakeSlurm) -> None:
-    slurm.answer(work_code=75)
-    slurm.left(5)
-
-    code, output = slurm.run(script_of(slurm))
-
-    assert code == 0
-    assert slurm.requeued
-    assert "items left: 5 (open)" in output
 
 
 @pytest.mark.parametrize(
@@ -566,15 +485,6 @@ def test_the_teardown_does_not_wait_for_the_ranks_of_a_lost_node(
     assert (slurm.root / "torn-down").exists()
 
 
-def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(slurm: FakeSlurm) -> None:
-    code, output = start_and_signal(slurm, signal.SIGUSR1)
-
-    assert code == 0, output
-    assert slurm.calls("scancel") == [["--signal=USR1", "17"]]
-    assert "the step ended with code 75" in output
-    assert slurm.requeued
-
-
 def test_a_warned_job_is_requeued_although_a_rank_failed_while_it_finished(
     slurm: FakeSlurm,
 ) -> None:
@@ -694,18 +604,6 @@ def test_a_run_that_no_container_can_be_shown_is_refused(slurm: FakeSlurm, name:
     assert f"{name} cannot show {slurm.root}/a,b: ',' separate paths" in output
 
 
-def test_an_element_of_an_array_speaks_for_itself_alone(slurm: FakeSlurm) -> None:
-    slurm.environ |= {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
-    slurm.answer(work_code=75)
-    slurm.left(1)
-
-    code, output = slurm.run(script_of(slurm, "array", array="0-3", array_offset=1000))
-
-    assert code == 0, output
-    assert ["requeue", "17_3"] in slurm.calls("scontrol")
-    assert slurm.rank_environ["HPCTK_ARRAY_INDEX"] == "1003"
-
-
 def test_a_script_forgets_what_an_outer_job_left_behind(slurm: FakeSlurm) -> None:
     left_behind = {
         *("SLURM_MEM_PER_NODE", "SLURM_GPUS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND_LIST"),
@@ -797,53 +695,6 @@ def test_a_finished_program_is_not_started_again_by_slurm(
 
     assert code == 0, output
     assert (["update", "JobId=17", "Requeue=0"] in slurm.calls("scontrol")) is updated
-
-
-def test_a_program_that_is_ended_by_another_gives_its_own_code(slurm: FakeSlurm) -> None:
-    program = ("bash", "-c", "kill $$; sleep 9")
-
-    code, output = slurm.run(script_of(slurm, "command", command=program))
-
-    assert code == 143, output
-    assert "cut short" not in output
-
-
-@pytest.mark.parametrize("work_code", [0, 75])
-def test_a_campaign_ends_when_its_coordinator_has_ended(slurm: FakeSlurm, work_code: int) -> None:
-    slurm.answer(work_code=work_code)
-    slurm.left(0, complete=True)
-    # First another one decides, then this one is killed, and then it comes to the end.
-    coordinator = slurm.root / "coordinator"
-    coordinator.write_text(
-        '#!/bin/bash\ncd "$FAKE_DIR"\n'
-        "if mkdir rival 2>/dev/null; then exit 75; fi\n"
-        "if mkdir killed 2>/dev/null; then kill -9 $$; fi\n"
-        "touch published\n"
-    )
-    coordinator.chmod(0o755)
-
-    code, output = slurm.run(script_of(slurm, "campaign"))
-
-    assert code == 0, output
-    assert (slurm.root / "published").exists()
-    assert "another coordinator decides" in output
-    assert "the coordinator was killed (code 137)" in output
-    assert ["-Pm", "hpc_toolkit", "work", "demo", "--idle-exit=1000d"] in slurm.calls("python")
-
-
-def test_a_campaign_whose_coordinator_fails_tells_the_ranks_and_ends_with_its_code(
-    slurm: FakeSlurm,
-) -> None:
-    slurm.answer(works_until_signalled="", work_code=75, coordinator="#!/bin/bash\nexit 3")
-    (slurm.root / "coordinator").chmod(0o755)
-    slurm.left(0)
-
-    code, output = slurm.run(script_of(slurm, "campaign"))
-
-    assert code == 3, output
-    assert "the coordinator ended with code 3: telling the ranks to finish" in output
-    assert ["--signal=USR1", "17"] in slurm.calls("scancel")
-    assert not slurm.requeued
 
 
 def test_a_campaign_with_decisions_left_is_requeued_although_no_item_is(slurm: FakeSlurm) -> None:

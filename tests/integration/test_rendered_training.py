@@ -77,17 +77,6 @@ def test_75_alone_starts_a_training_again(
     assert (code, node.requeued) == (expected, requeued)
 
 
-def test_trees_know_the_directory_of_their_training(node: FakeSlurm) -> None:
-    node.environ["HPCTK_RUN_DIR"] = "/another/jobs"
-
-    code, output = node.run(script(node, "train-cpu", cpus_per_task=6))
-
-    assert code == 0, output
-    found = node.rank_environ
-    assert found["HPCTK_RUN_DIR"] == str(node.root / "runs/job")
-    assert found["OMP_NUM_THREADS"] == "6"
-
-
 @pytest.mark.parametrize("variable", ["SLURM_TMPDIR", "TMPDIR", ""])
 def test_copies_lie_on_the_jobs_disk_else_on_the_nodes(
     node: FakeSlurm, tmp_path: Path, variable: str

@@ -143,6 +143,7 @@ def test_adapters_are_all_that_is_trained_and_exchanged(tmp_path: Path) -> None:
     assert text in done.stdout
 
 
+@pytest.mark.soak  # test_distributed.py has each of them
 def test_collectives_are_timed_on_real_ranks() -> None:
     words = ("--sizes", "1K,5B", "--iterations", "2", "--json")
 

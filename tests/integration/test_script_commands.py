@@ -30,8 +30,8 @@ def test_what_is_left_of_a_run(hpctk: Hpctk) -> None:
     before = read_left(run.root, 1.0)
     hpctk("work", run.root, "--workers", "1")
 
-    assert before == (3, False, 0)
-    assert read_left(run.root, 1.0) == (0, True, 0)
+    assert before == (3, False, 0, 0)
+    assert read_left(run.root, 1.0) == (0, True, 0, 0)
 
 
 def test_what_workers_of_another_job_hold_is_told_apart(
@@ -41,13 +41,25 @@ def test_what_workers_of_another_job_hold_is_told_apart(
     # Its heart beats once a second, which is how long a look at it takes.
     own = {"SLURM_JOB_ID": "17"}
     hpctk.start("work", run.root, "--workers", "1", "--lease", "4s", env=own)
-    wait_until(lambda: read_left(run.root, 60.0) == (1, False, 1), "a worker with the item")
+    wait_until(lambda: read_left(run.root, 60.0) == (1, False, 1, 0), "a worker with the item")
 
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert read_left(run.root, 60.0) == (1, False, 0)
+    assert read_left(run.root, 60.0) == (1, False, 0, 0)
     monkeypatch.setenv("SLURM_JOB_ID", "18")
-    assert read_left(run.root, 60.0) == (1, False, 1)
+    assert read_left(run.root, 60.0) == (1, False, 1, 0)
     assert hpctk.leftovers(), "the worker is gone"
+
+
+def test_what_needs_more_than_the_workers_of_the_job_have_is_told_apart(
+    hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = hpctk.make_sleeping(3, 0, needs={"licence": 1})
+    first = hpctk("work", run.root, env={"SLURM_JOB_ID": "17"})
+
+    assert first.code == 75
+    for job, beyond in ("17", 3), ("18", 0):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        assert read_left(run.root, 1.0) == (3, False, 0, beyond)
 
 
 def test_an_open_run_without_pending_items_has_nothing_left_and_is_not_complete(
@@ -57,18 +69,7 @@ def test_an_open_run_without_pending_items_has_nothing_left_and_is_not_complete(
     hpctk("init", "more", "--command", "true", "--items", "one.jsonl", "--open")
     hpctk("work", "more", "--workers", "1", "--idle-exit", "0.1s")
 
-    assert read_left(hpctk.cwd / "more", 1.0) == (0, False, 0)
-
-
-def test_a_fit_node_answers_on_stdout_and_an_unfit_one_with_1(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(1, 0)
-
-    fit, unfit = hpctk("preflight", run.root), hpctk("preflight", run.root, "--free", "1P")
-
-    assert (fit.code, fit.err) == (0, "")
-    assert ": ready: hpctk" in fit.out
-    assert (unfit.code, unfit.out) == (1, "")
-    assert " are free for " in unfit.err
+    assert read_left(hpctk.cwd / "more", 1.0) == (0, False, 0, 0)
 
 
 def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
@@ -77,7 +78,7 @@ def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
     done = toy("campaign", "run", "toy.toml", "--workers", "2")
 
     assert (made.code, made.out) == (0, "runs/toy\n")
-    assert left == (0, False, 0)
+    assert left == (0, False, 0, 0)
     assert done.code == 0, done.err
     assert "best arm" in done.out
 
@@ -96,33 +97,3 @@ def test_a_campaigns_run_takes_no_other_option(toy: Hpctk, words: list[str], mes
     assert ended.code == 1
     assert message in ended.err
     assert not (toy.cwd / "runs").exists()
-
-
-def test_a_run_of_nothing_is_refused(hpctk: Hpctk) -> None:
-    ended = hpctk("init", "runs/x", "--command", "true")
-
-    assert ended.code == 1
-    assert "no items are named" in ended.err
-
-
-def test_an_existing_run_is_no_place_for_a_campaign(toy: Hpctk) -> None:
-    toy("init", "runs/toy", "--campaign", "toy.toml")
-
-    again = toy("init", "runs/toy", "--campaign", "toy.toml")
-
-    assert again.code == 1
-    assert "runs/toy" in again.err
-
-
-def test_the_coordinator_prints_the_outcome_where_it_is_asked_for(toy: Hpctk) -> None:
-    toy("init", "runs/toy", "--campaign", "toy.toml")
-    workers = toy.start("work", "runs/toy", "--workers", "2")
-
-    ended = toy("campaign", "coordinate", "runs/toy", "--summary")
-    quiet = toy("campaign", "coordinate", "runs/toy")
-
-    assert workers.ended().code == 0
-    assert ended.code == 0, ended.err
-    assert ended.out.startswith("runs/toy: complete after ")
-    assert "best arm" in ended.out
-    assert (quiet.code, quiet.out) == (0, "")

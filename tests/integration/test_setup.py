@@ -62,10 +62,9 @@ def set_up(folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # every 'make test' begins with .ci/setup
 @pytest.mark.parametrize(
-    ("name", "starts"),
-    [("größe-日本&'%d';$HOME", True), ('it\'s "quoted"', False)],
+    ("name", "starts"), [("größe-日本&'%d';$HOME", True), ('it\'s "quoted"', False)]
 )
 def test_setup_installs_in_a_path_of_any_letters(tmp_path: Path, name: str, starts: bool) -> None:
     folder = tmp_path / name

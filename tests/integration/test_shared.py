@@ -22,25 +22,6 @@ def shared(host: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_workers_on_a_shared_filesystem_finish_retry_and_leave(hpctk: Hpctk) -> None:
-    """One of them sees the end, and tells the others."""
-    items = "".join(f'{{"id": {number}, "fail": 0.2}}\n' for number in range(60))
-    flaky = "hpc_toolkit.science.workloads.synthetic:Flaky"
-    assert (
-        hpctk("init", "run", "--items", "-", "--workload", flaky, "--max-attempts", 9, stdin=items)
-    ).code == 0
-
-    ended = hpctk("work", "run", "--workers", 4, env=SHARED)
-
-    found = hpctk("status", "run", "--json").json
-    assert ended.code == 0, ended.err
-    assert found["stages"]["items"]["done"] == 60
-    assert found["stages"]["items"]["retried"] > 0
-    head = hpctk.cwd / "run" / "stages" / "items" / "head"
-    assert head.read_text() == ".\n.\n.", "two entries, and no item is pending"
-
-
-@pytest.mark.slow
 def test_death_on_another_host_is_seen_by_the_lease_on_a_shared_filesystem(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(8, 0.2)
     first = hpctk.start("work", "run", "--lease", "1s", env=shared("node-a"))

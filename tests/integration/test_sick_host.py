@@ -90,20 +90,6 @@ def test_black_hole_is_stopped_after_8_items_a_worker_and_costs_no_item(
 
 
 @pytest.mark.slow
-def test_last_items_of_a_run_survive_a_sick_host(hpctk: Hpctk) -> None:
-    """Fewer items than a row has: their attempts must not be used up on one host."""
-    run = make(hpctk, 4, seconds=0.5)
-    healthy = start(hpctk, "node-b")
-    wait_until(lambda: started_on(hpctk, "node-b"), "the healthy host to work")
-
-    sick = start(hpctk, "node-a")
-
-    assert healthy.ended().code == 0
-    assert sick.ended().code == 0  # nothing is left, and 3 items prove nothing
-    assert {row["state"] for row in run.results()} == {"done"}
-
-
-@pytest.mark.slow
 def test_items_that_fail_everywhere_blacklist_no_host(hpctk: Hpctk) -> None:
     items = [{"sick": [], "bad": 10 <= number < 40} for number in range(60)]
     run = hpctk.make(items, WORKLOAD, max_attempts=2)
@@ -114,15 +100,6 @@ def test_items_that_fail_everywhere_blacklist_no_host(hpctk: Hpctk) -> None:
     assert not [one for one in notices(run) if one["sure"]]
     counts = run.status().stages["items"]
     assert (counts.done, counts.failed) == (30, 30)
-
-
-def test_single_host_is_never_sick(hpctk: Hpctk) -> None:
-    run = make(hpctk, 12)
-
-    assert start(hpctk, "node-a", 2).ended().code == 0
-
-    assert not notices(run)
-    assert run.status().stages["items"].failed == 12
 
 
 @pytest.mark.slow
@@ -179,7 +156,9 @@ def test_executor_ends_its_pass_after_so_many_failures_in_a_row(
     )
     while b"\ne" not in told:
         select.select([executor.results], [], [], 10)
-        told += os.read(executor.results, 1 << 18)
+        more = os.read(executor.results, 1 << 18)
+        assert more, "the executor ended"
+        told += more
     executor.end()
     executor.close()
 

@@ -34,19 +34,6 @@ def test_drain_finishes_the_running_items_and_another_start_completes(
     assert not journal_lines(run, "death")
 
 
-def test_start_after_a_drain_does_the_rest_once(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(30, 0.05)
-    work = hpctk.start("work", "run", "--workers", 2)
-    wait_until(lambda: len(hpctk.noted("end")) > 2, "some items")
-    work.send(signal.SIGTERM)
-    work.ended()
-
-    assert hpctk("work", "run", "--workers", 2).code == 0
-
-    assert sorted(int(words[1]) for words in hpctk.noted("start")) == list(range(30))
-    assert {row["attempts"] for row in run.results()} == {1}
-
-
 def test_drain_gives_back_an_item_that_outlasts_the_grace(hpctk: Hpctk, tmp_path: Path) -> None:
     run = hpctk.make([{"once": str(tmp_path / "once")}], "sample_workloads:hang_once")
     work = hpctk.start("work", "run", "--grace", "200ms")
@@ -117,16 +104,6 @@ def test_slurm_style_signal_to_all_processes_charges_a_running_command_nothing(
     assert work.ended().code == 75
     assert {line["type"] for line in journal_lines(run)} == {"release"}
     assert run.status().stages["items"].pending == 1
-
-
-def test_drain_while_nothing_is_left_to_do_leaves_at_once(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(1, 0.0, open_end=True)
-    work = hpctk.start("work", "run")
-    wait_until(lambda: run.status().stages["items"].done, "the item")
-
-    work.send(signal.SIGTERM)
-
-    assert work.ended().code == 75
 
 
 SLOW_START = """

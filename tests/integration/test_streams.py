@@ -67,33 +67,6 @@ def test_commands_with_closed_streams_do_their_work(hpctk: Hpctk, closed: str) -
     assert Run.open("new").status().stages["items"].pending == 2
 
 
-SCRIPT = """
-import sys
-from hpc_toolkit import Executor, Run
-
-def double(number):
-    print("doubling", number, file=sys.stderr)
-    return {"double": 2 * number}
-
-if __name__ == "__main__":
-    run = Run.create("run", [{"id": 1}, {"id": 2}], workload="sample_workloads:break_output")
-    code = run.work(2)
-    with Executor("calls", workers=2) as executor:
-        found = [call.result()["double"] for call in [executor.submit(double, n) for n in (1, 2)]]
-    with open("out", "w") as file:
-        print(code, found, file=file)
-"""
-
-
-def test_python_interface_works_in_a_process_with_closed_streams(hpctk: Hpctk) -> None:
-    Path("script.py").write_text(SCRIPT)
-
-    ended = redirected(hpctk, ">&- 2>&- <&-", program=(sys.executable, "script.py"))
-
-    assert ended.returncode == 0
-    assert Path("out").read_text() == "0 [2, 4]\n"
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:surrogateescape"])
 def test_commands_escape_what_the_encoding_of_the_output_lacks(hpctk: Hpctk, encoding: str) -> None:
     command = 'echo → ü; [ {n} = "漢 ü" ]'

@@ -71,6 +71,7 @@ def assert_same(found: dict[int, float], one: dict[int, float]) -> None:
     assert max(abs(found[step] - one[step]) for step in one) <= CLOSE
 
 
+@pytest.mark.soak  # test_distributed.py stops ranks, and test_train_trees.py a training
 def test_a_signal_at_one_of_two_ranks_saves_and_the_curve_goes_on(
     tmp_path: Path, one: dict[int, float]
 ) -> None:
@@ -88,7 +89,7 @@ def test_a_signal_at_one_of_two_ranks_saves_and_the_curve_goes_on(
     assert_same(losses(tmp_path), one)
 
 
-@pytest.mark.soak  # tests/slurm/test_training.py kills a rank of this training and counts its steps
+@pytest.mark.soak  # test_train_example.py kills a training, and test_launch.py a rank
 def test_a_killed_rank_is_started_again_and_no_saved_step_is_lost(
     tmp_path: Path, one: dict[int, float]
 ) -> None:

@@ -81,16 +81,3 @@ def test_trees_that_would_never_grow_are_refused(
         train_trees.main(["--output", str(tmp_path), option, "0"])
 
     assert "are at least 1" in capsys.readouterr().err
-
-
-def test_cores_are_those_of_the_affinity_and_no_more_than_slurm_gave(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    assert train_trees.granted_cores() == 64
-
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "16")
-    assert train_trees.granted_cores() == 16
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
-    assert train_trees.granted_cores() == 1

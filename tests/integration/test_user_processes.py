@@ -66,15 +66,6 @@ def test_child_that_a_thread_forked_gets_signals(hpctk: Hpctk) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_pool_of_processes_ends_with_its_block(hpctk: Hpctk, method: str) -> None:
-    run = make(hpctk, "pool", [{"method": method}] * 3)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
-
-    assert [row["value"] for row in rows_by_id(run).values()] == [{"squares": [0, 1, 4]}] * 3
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_have_the_signals_and_descriptors_of_a_fresh_program(
     hpctk: Hpctk, method: str
 ) -> None:

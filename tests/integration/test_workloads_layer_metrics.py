@@ -9,7 +9,6 @@ import pytest
 
 from examples import mini_pythia
 from hpc_toolkit.errors import ConfigError, PermanentError
-from hpc_toolkit.rundir import files
 from hpc_toolkit.science.metrics import (
     METRICS,
     STANDARD,
@@ -19,7 +18,7 @@ from hpc_toolkit.science.metrics import (
     linear_cka,
     matrix_entropy,
 )
-from hpc_toolkit.science.workloads import checkpoints, layer_metrics, onepass
+from hpc_toolkit.science.workloads import onepass
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics, augment
 from tests.tinymodels import alone, cut
@@ -96,12 +95,6 @@ def test_values_are_strict_json_with_every_metric(root: str) -> None:
     assert json.loads(json.dumps(value, allow_nan=False)) == value
 
 
-def test_without_metrics_the_standard_ones_are_measured(root: str) -> None:
-    (value,) = measure(workload(root), [2])
-
-    assert set(value) == {"layer", *STANDARD}
-
-
 def test_one_load_and_one_forward_serve_every_run_of_a_context(root: str) -> None:
     metrics = workload(root)
     context = metrics.load(NAME)
@@ -125,7 +118,7 @@ def forward_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise torch.cuda.OutOfMemoryError
         real(*args, size=size, **options)
 
-    monkeypatch.setattr(layer_metrics, "forward", forward)
+    monkeypatch.setattr(onepass, "forward", forward)
     return tried
 
 
@@ -203,26 +196,6 @@ def test_prompts_that_are_there_twice_have_equal_rows_and_count_twice(root: str)
     ]
 
 
-def test_views_of_prompts_that_are_there_twice_are_rows_of_their_own(root: str) -> None:
-    prompts = [*MORE[:10], *MORE[:4]]
-
-    context = workload(root, prompts=prompts, metrics=["infonce"], batch_size=3).load(NAME)
-
-    for layers in context._views:
-        view = layers[2]
-        assert len(view) == 14
-        assert torch.equal(view[:4], view[10:])
-        assert len(set(map(tuple, view.tolist()))) == 10
-
-
-def test_views_are_not_made_where_nothing_compares_them(root: str) -> None:
-    metrics = workload(root, views=5)
-
-    measure(metrics, [0])
-
-    assert metrics.forwards == 1
-
-
 def test_layers_are_compared_with_the_last(root: str) -> None:
     measured = measure(workload(root, prompts=MORE, metrics=["linear_cka"]))
     loaded = load_checkpoint(root, NAME)
@@ -261,72 +234,6 @@ def test_batches_of_so_many_tokens_change_no_value_that_counts(root: str) -> Non
         measure(workload(root, batch_size=99, max_batch_tokens=40)), plain, strict=True
     ):
         assert value == pytest.approx(other, rel=1e-5)
-
-
-def test_a_model_of_two_stacks_is_permanent(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load_checkpoint(root, NAME)
-    loaded.model.config.is_encoder_decoder = True
-    monkeypatch.setattr(onepass, "load_checkpoint", lambda *_: loaded)
-
-    with pytest.raises(PermanentError, match="is an encoder with a decoder"):
-        workload(root).load(NAME)
-
-
-def test_prefetching_reads_the_checkpoint_of_a_group_ahead(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ahead: list[str] = []
-    monkeypatch.setattr(checkpoints, "_read_ahead", lambda path: ahead.append(path.name))
-
-    workload(root).prefetch(NAME)
-
-    assert "model.safetensors" in ahead
-
-
-def test_a_checkpoint_in_the_nodes_cache_gives_the_same_values(
-    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = measure(workload(root))
-    monkeypatch.setenv("HPCTK_NODE_CACHE", str(tmp_path / "node"))
-    # Without a limit, nothing is copied to a disk that is nearly full.
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "100MB")
-    monkeypatch.setattr(files, "is_local", lambda path: str(path).startswith(str(tmp_path)))
-
-    assert measure(workload(root)) == plain
-
-    assert len(list((tmp_path / "node").rglob("model.safetensors"))) == 1
-
-
-def test_prompts_are_read_from_a_file_up_to_a_limit(root: str, tmp_path: Path) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_text("\n".join(PROMPTS[:3]) + "\n\n" + "\n".join(PROMPTS[3:]) + "\n")
-
-    from_file = measure(workload(root, prompts=str(path), max_prompts=4))
-
-    assert from_file == measure(workload(root, prompts=PROMPTS[:4]))
-
-
-def test_prompts_are_cut_to_max_tokens(root: str) -> None:
-    cut = measure(workload(root, max_tokens=4), [0])
-    tokenizer = load_checkpoint(root, NAME).tokenizer
-    short = [tokenizer.decode(tokenizer(prompt)["input_ids"][:4]) for prompt in PROMPTS]
-
-    assert cut == measure(workload(root, prompts=short), [0])
-
-
-def test_results_come_one_at_a_time(root: str) -> None:
-    metrics = workload(root)
-    taken = []
-
-    def items() -> Any:
-        for layer in range(LAYERS):
-            taken.append(layer)
-            yield {"layer": layer}
-
-    results = metrics.run(metrics.load(NAME), items())
-    next(results)
-
-    assert taken == [0]
 
 
 @pytest.mark.parametrize("layer", [5, -1, 1.0, "1", True, None])
@@ -369,17 +276,6 @@ def test_prompts_too_few_for_a_metric_are_refused_before_a_checkpoint_is_loaded(
     assert "remove it from metrics" in caught.value.hint
 
 
-def test_prompts_are_as_long_as_the_metrics_that_are_asked_for_need(root: str) -> None:
-    short = [*PROMPTS, "a"]
-
-    (value,) = measure(workload(root, prompts=short, metrics=["rankme", "anisotropy"]), [1])
-
-    assert value["rankme"] > 1
-    with pytest.raises(PermanentError, match=r"prompt 6 has 1 token") as caught:
-        workload(root, prompts=short, metrics=["rankme", "token_angle"]).load(NAME)
-    assert caught.value.hint == "token_angle needs at least 2 of each prompt"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -400,14 +296,6 @@ def test_prompts_are_as_long_as_the_metrics_that_are_asked_for_need(root: str) -
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         workload(".", **options)
-
-
-def test_chosen_metrics_only_are_computed(root: str) -> None:
-    assert measure(workload(root, metrics=["rankme", "curvature"]), [1])[0].keys() == {
-        "layer",
-        "rankme",
-        "curvature",
-    }
 
 
 def damage(root: str, target: Path, name: str, value: float) -> str:
@@ -446,13 +334,6 @@ def test_a_metric_that_is_not_defined_is_null_with_its_reason_beside_the_others(
     assert value.pop("anisotropy") is None
     assert set(value) == {"layer", *STANDARD} - {"anisotropy"}
     assert all(isinstance(one, int | float) for one in value.values())
-
-
-def test_a_layer_of_which_no_metric_is_defined_is_permanent(root: str, tmp_path: Path) -> None:
-    damaged = damage(root, tmp_path, "gpt_neox.embed_in.weight", 0.0)
-
-    with pytest.raises(PermanentError, match="layer 0: anisotropy needs at least 2 rows"):
-        measure(workload(damaged, metrics=["anisotropy"]), [0])
 
 
 def test_tokenizer_of_another_model_is_permanent(root: str, tmp_path: Path) -> None:

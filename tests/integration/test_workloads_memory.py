@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.science.metrics import STANDARD
-from hpc_toolkit.science.workloads.architectures import anatomy
 from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers, require_metrics
-from hpc_toolkit.science.workloads.onepass import BatchSize
+from hpc_toolkit.science.workloads.onepass import BatchSize, anatomy
 from tests.tinymodels import tiny
 
 torch = pytest.importorskip("torch")

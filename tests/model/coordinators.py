@@ -13,8 +13,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.bandit import Observation, Pull, TaskSet
+from hpc_toolkit.campaign.arms import Model
 from hpc_toolkit.campaign.decisions import SEARCH
-from hpc_toolkit.campaign.models import Model
 from hpc_toolkit.campaign.search import make_arms
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.campaign.tables import ROUNDS, WINDOW, Search, Work

@@ -15,7 +15,8 @@ from hpc_toolkit.worker import unitruns
 from hpc_toolkit.worker.attempts import END, Report
 from hpc_toolkit.worker.hosthealth import FailureCount
 from hpc_toolkit.worker.membership import Drain
-from hpc_toolkit.worker.unitruns import Outcome, UnitRunner
+from hpc_toolkit.worker.unitlines import Outcome
+from hpc_toolkit.worker.unitruns import UnitRunner
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import Manifest
     from tests.model.memorydisk import Disk
 
-KINDS = ("done", "failed", "permanent")
+KINDS = ("done", "failed", "short", "permanent")
 """Ways in which an item ends."""
 
 
@@ -67,8 +68,8 @@ class _Executor:
             if what == "done":
                 self._report.result({"by": self._hands.worker, "g": self._hands.generation})
             else:
-                error = PermanentError("no") if what == "permanent" else ValueError("no")
-                self._report.failure(error)
+                errors = {"permanent": PermanentError("no"), "short": MemoryError("no")}
+                self._report.failure(errors.get(what, ValueError("no")))
 
     def stop(self) -> None:
         pass
@@ -100,6 +101,7 @@ class Hands:
         journal = JournalWriter.__new__(JournalWriter)
         journal._fd = self._disk.open(path, os.O_WRONLY | os.O_APPEND)
         journal.size = journal.synced = len(self._disk.image[str(path)])
+        journal.unsynced = []
         return journal
 
     def play(self, found: Assignment, script: tuple[str, ...]) -> tuple[bytes, Outcome | None]:

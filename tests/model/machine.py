@@ -29,10 +29,10 @@ from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.results.gather import NotCompleteError, gather
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
-from hpc_toolkit.worker.unitruns import Outcome
+from hpc_toolkit.worker.unitlines import Outcome
 from tests.manualclock import ManualClock
 from tests.model.choices import Choices, every
-from tests.model.hands import Hands
+from tests.model.hands import KINDS, Hands
 from tests.model.memorydisk import ROOT, Content, Disk, mounted, run_paths
 from tests.model.values import (
     EVILS,
@@ -75,7 +75,11 @@ class Model:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.spec = spec_of(max_attempts=config.max_attempts)
+        retry: dict[str, Any] = {}
+        if config.steps:
+            limit = {"on": "oom", "memory": "x2", "up_to": 1 << config.steps}
+            retry = {"needs": {"memory": 1}, "retry": limit}
+        self.spec = spec_of(max_attempts=config.max_attempts, **retry)
         self.manifest = Manifest(run="run", stages=(self.spec,))
         self.paths: RunPaths = run_paths()
         self.names = [f"w{number}" for number in range(config.workers)]
@@ -338,7 +342,7 @@ class Model:
     def _events(self, state: State, who: int, actor: Actor) -> Iterator[tuple[str, ...]]:
         """(what it costs, what happens next) in a pass."""
         assert actor.take is not None
-        ended = sum(event in ("done", "failed", "permanent") for event in actor.script)
+        ended = sum(event in KINDS for event in actor.script)
         asked = "asked" in actor.script
         after_stop = "asked" in actor.script[:-1]
         if ended < len(actor.positions) and not after_stop:

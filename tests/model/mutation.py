@@ -29,6 +29,11 @@ class Mistake:
     new: str
 
 
+def slow(name: str, late: bool, *values: Any) -> Any:
+    """A case of a test: its values, or its name; if it is late, only for 'make soak'."""
+    return pytest.param(*(values or (name,)), id=name, marks=[pytest.mark.soak] * late)
+
+
 def _functions(owner: Any) -> Iterator[tuple[str, Any, FunctionType]]:
     for name, found in vars(owner).items():
         function = found.fget if isinstance(found, property) else found

@@ -94,7 +94,9 @@ class Config:
     sealed: bool = True
     max_attempts: int = 2
     kinds: tuple[str, ...] = ("done",)
-    """How items end; all but ``done`` cost an ``error``."""
+    """How items end; all but ``done`` cost an ``error``. ``short``: they run out of memory."""
+    steps: int = 0
+    """How often an item that ran out of memory gets more; all workers have it."""
     evils: dict[str, int] = field(default_factory=dict)
     stale: frozenset[str] = frozenset({"log", "claims", "journals", "control", "head"})
     """What may be read as it was."""

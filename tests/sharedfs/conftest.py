@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.lab.programs import search_path
+from hpc_toolkit.lab.commands import search_path
 from tests.sharedfs.filesystems import Filesystem, mounted
 from tests.sharedfs.hosts import PROGRAMS, NoHostsError
 from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS

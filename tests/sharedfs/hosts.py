@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from hpc_toolkit.lab.programs import search_path
+from hpc_toolkit.lab.commands import search_path
 from tests.sharedfs.agent import age, contents, is_marked, stack
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.lab.programs import search_path
+from hpc_toolkit.lab.commands import search_path
 from tests.sharedfs import agent
 from tests.sharedfs.hosts import ADDRESS, HOSTS, SERVER, TRACES, Hosts, HostsError, children, joined
 

@@ -59,12 +59,12 @@ IN_MAKE_TEST: dict[Scenario, tuple[type[Filesystem], ...]] = {
     one_machine: (Bindfs,),  # where two mounts of one machine do not share their locks
     campaign: (GlusterFS,),
     additions: (NFS3Cached,),  # the client that caches most
-    kills: (GlusterFS, NFS42),
-    takeover: (Bindfs, MooseFS, NFS42),  # with and without locks that reach the other host
-    proven_locks: (GlusterFS, MooseFS, CephFS, Bindfs, NFS3, NFS42),  # each has locks of its own
-    partition: (Bindfs, CephFS),  # CephFS evicts the host
+    kills: (NFS42,),
+    takeover: (Bindfs, NFS42),  # without and with locks that reach the other host
+    proven_locks: (MooseFS, CephFS, NFS42),  # each has locks of its own
+    partition: (CephFS,),  # which evicts the host
     server_restart: (GlusterFS, MooseFS),  # users get an error, or wait
-    orderly_restart: (CephFS,),
+    orderly_restart: (),
     # Until it has evicted the host, only CephFS would be waited for. NFSv3 frees no lost locks.
     power_cut: (NFS3,),
     power_cut_of_proven_locks: (NFS42,),

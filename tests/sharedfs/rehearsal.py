@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_toolkit.lab.programs import search_path
+from hpc_toolkit.lab.commands import search_path
 from hpc_toolkit.queue.claims import parse_claim
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.rundir.journal import decode_line

@@ -246,28 +246,30 @@ SITE = (
 PLACES = (*DIRECTIVES, *BODY, *SITE)
 
 
+NAMES = tuple(dict.fromkeys(place.name for place in PLACES))
+
+
 @cache
-def outcomes_in(name: str) -> tuple[Outcome, ...]:
-    """Every text in the places of this name."""
+def outcomes_in(name: str, of: int = 1) -> tuple[Outcome, ...]:
+    """Every text in the places of this name, or one of so many: others in each place."""
     places = [place for place in PLACES if place.name == name]
-    return tuple(outcome(place, value) for place in places for value in place.values())
+    first = NAMES.index(name) % of
+    return tuple(outcome(one, value) for one in places for value in one.values()[first::of])
 
 
 def outcomes() -> tuple[Outcome, ...]:
     """Every text in every place."""
-    names = dict.fromkeys(place.name for place in PLACES)
-    return tuple(one for name in names for one in outcomes_in(name))
+    return tuple(one for name in NAMES for one in outcomes_in(name))
 
 
-def accepted(name: str) -> list[Outcome]:
-    return [one for one in outcomes_in(name) if one.script is not None]
+def accepted(name: str, of: int = 1) -> list[Outcome]:
+    return [one for one in outcomes_in(name, of) if one.script is not None]
 
 
 def table() -> str:
     """How many texts each place accepted and refused."""
     counts = Counter((one.place.name, one.script is not None) for one in outcomes())
-    names = dict.fromkeys(place.name for place in PLACES)
-    rows = [(name, counts[name, True], counts[name, False]) for name in names]
+    rows = [(name, counts[name, True], counts[name, False]) for name in NAMES]
     rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
     lines = [f"{name:<28} {taken:8d} {refused:7d}" for name, taken, refused in rows]
     return "\n".join([f"{'place':<28} accepted refused", *lines])

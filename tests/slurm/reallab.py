@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.lab.directory import lab_paths
-from hpc_toolkit.lab.jobs import job_logs, job_records
+from hpc_toolkit.lab.commands import (
+    environment,
+    install_command,
+    job_logs,
+    job_records,
+    missing_programs,
+)
 from hpc_toolkit.lab.lab import Lab
-from hpc_toolkit.lab.members import kill_members, members
-from hpc_toolkit.lab.programs import environment, install_command, missing_programs
-from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.lab.settings import LabSettings, lab_paths
+from hpc_toolkit.lab.state import kill_members, members
 from tests.integration.realrun import HANG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.lab.members import Member
+    from hpc_toolkit.lab.state import Member
     from hpc_toolkit.slurm.records import JobRecord
 
 SETTINGS = LabSettings(nodes=8, gpus_per_node=4)

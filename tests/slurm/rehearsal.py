@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_toolkit.lab.programs import environment
+from hpc_toolkit.lab.commands import environment
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import decode_line

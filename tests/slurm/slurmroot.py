@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.lab.programs import search_path
+from hpc_toolkit.lab.commands import search_path
 from hpc_toolkit.lab.roots import OWN_NAMESPACES, PACKAGES, entering, find_root, interpreter_paths
 
 REPOSITORY = Path(__file__).parents[2]

@@ -121,20 +121,6 @@ def test_a_campaign_that_was_warned_goes_on_in_its_next_start(
     check_complete(site, job, undisturbed)
 
 
-def test_a_cancelled_campaign_is_finished_elsewhere(
-    site: Site, undisturbed: list[list[str]]
-) -> None:
-    job = submit(site)
-    wait_for_search(site)
-    site.lab.run("scancel", job)
-    assert site.end_of(job)[0] == "CANCELLED"
-    wait_until(lambda: not coordinators(site), "the end of the coordinator")
-
-    site.hpctk("campaign", "run", "toy.toml", "--workers", "2")
-
-    assert asks(site) == undisturbed
-
-
 @pytest.fixture
 def started(site: Site) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts commands that are no part of any job."""

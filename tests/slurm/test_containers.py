@@ -100,7 +100,15 @@ class Kind:
 REAL = ("apptainer --userns",) if shutil.which("apptainer") else ()
 
 
-@pytest.fixture(params=[*PROGRAMS, *REAL])
+# 'make soak' runs those of which test_rendered_script.py covers all words.
+OFTEN = ("apptainer", "pyxis")
+KINDS = [
+    pytest.param(one, marks=[] if one in OFTEN else [pytest.mark.soak])
+    for one in (*PROGRAMS, *REAL)
+]
+
+
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, lab: LabUnderTest, tmp_path: Path) -> Kind:
     runtime: str = request.param
     cwd = tmp_path / "it's a site"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,9 @@ import pytest
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.clusters.facts import load_cluster
-from hpc_toolkit.slurm.render.directives import directive_text
 from hpc_toolkit.slurm.render.file import read_header
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
+from hpc_toolkit.slurm.render.spec import read_spec
 from tests.hostile import ODD_BUT_FINE
 
 if TYPE_CHECKING:
@@ -118,23 +116,16 @@ def test_a_dependency_on_either_of_two_jobs_is_read(lab: LabUnderTest, tmp_path:
     assert f"afterok:{first}(unfulfilled)?afternotok:{second}(unfulfilled)" in shown
 
 
-def test_gpus_in_the_form_of_gres_go_with_other_resources(
-    lab: LabUnderTest, tmp_path: Path
-) -> None:
-    site = replace(SITE, gpu_request="gres")
-    spec = ScriptSpec(python="/p", gpus_per_node=2, sbatch=("hold",))
-    path = tmp_path / "x.sbatch"
-    path.write_text(render_script(spec, site), encoding="utf-8")
-
-    assert "TresPerNode=gres/gpu:l40s:2" in told(lab, lab.sbatch(path, cwd=tmp_path))
-
-
 @pytest.mark.parametrize(
     ("fields", "seen"),
     [
-        ({"gpus_per_node": 4}, {"0,1,2,3"}),
+        pytest.param({"gpus_per_node": 4}, {"0,1,2,3"}, marks=pytest.mark.soak),
         ({"gpus_per_node": 4, "isolate_gpus": True}, {"0", "1", "2", "3"}),
-        ({"gpus_per_node": 4, "ntasks_per_node": 2, "isolate_gpus": True}, {"0,1", "2,3"}),
+        pytest.param(
+            {"gpus_per_node": 4, "ntasks_per_node": 2, "isolate_gpus": True},
+            {"0,1", "2,3"},
+            marks=pytest.mark.soak,
+        ),
         ({"gpus_per_node": 2, "ntasks_per_gpu": 2, "cpus_per_task": 3}, {"0", "1"}),
     ],
     ids=["shared", "isolated", "in pairs", "two ranks on each"],
@@ -216,11 +207,3 @@ def test_a_directory_that_slurm_would_fill_in_is_why_forbidden_exists(
 
     assert record.state == "FAILED"
     assert not list((home / "logs").iterdir())
-
-
-def test_a_directive_of_another_option_keeps_its_value(lab: LabUnderTest, tmp_path: Path) -> None:
-    path = tmp_path / "x.sbatch"
-    lines = [directive_text(("job-name", 'it\'s "mine" \\ #1')), directive_text(("hold", None))]
-    path.write_text("#!/bin/sh\n" + "".join(f"#SBATCH {line}\n" for line in lines) + "true\n")
-
-    assert 'JobName=it\'s "mine" \\ #1\n' in told(lab, lab.sbatch(path, cwd=tmp_path))

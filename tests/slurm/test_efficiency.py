@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.lab.programs import install_command, missing_programs
+from hpc_toolkit.lab.commands import install_command, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until

@@ -32,7 +32,7 @@ import hydra
 def main(cfg):
     with open("trace", "a", buffering=1) as file:
         file.write(f"{cfg.number}\\n")
-    while len(open("trace").readlines()) > 12 and not os.path.exists("go"):
+    while len(open("trace").readlines()) > 8 and not os.path.exists("go"):
         time.sleep(0.1)
     return os.environ["SLURM_JOB_ID"]
 
@@ -46,7 +46,7 @@ def test_a_worker_and_a_job_of_a_sweep_are_killed(lab: LabUnderTest, tmp_path: P
     pytest.importorskip("hydra", reason="needs hydra-core")
     (tmp_path / "train.py").write_text(SCRIPT)
     options = {"cluster": "lab", "nodes": 2, "ntasks_per_node": 1, "time": "10min", "mem": "1G"}
-    line = ["-m", "hydra/launcher=hpctk", "+number=range(40)"]
+    line = ["-m", "hydra/launcher=hpctk", "+number=range(16)"]
     line += [f"+hydra.launcher.slurm.{name}={value}" for name, value in options.items()]
 
     def start(*words: str) -> subprocess.Popen[str]:
@@ -85,11 +85,11 @@ def test_a_worker_and_a_job_of_a_sweep_are_killed(lab: LabUnderTest, tmp_path: P
 
     assert again.returncode == 0, out
     rows = Run.open(run.root).results()
-    assert [row["item"]["args"] for row in rows] == [[f"+number={n}"] for n in range(40)]
+    assert [row["item"]["args"] for row in rows] == [[f"+number={n}"] for n in range(16)]
     jobs = sorted({row["value"] for row in rows})
     assert len(jobs) == 2
-    repeated = len((tmp_path / "trace").read_text().split()) - 40
+    repeated = len((tmp_path / "trace").read_text().split()) - 16
     assert repeated <= 3  # the jobs that ran when the worker and the Slurm job were killed
     # The job ends by itself: the script asks its workers to exit at the end of the sweep.
     lab.wait_for(jobs[1], "COMPLETED")
-    MEASURED.append(f"a sweep of 40 jobs: Slurm jobs {jobs}, {repeated} began twice")
+    MEASURED.append(f"a sweep of 16 jobs: Slurm jobs {jobs}, {repeated} began twice")

@@ -38,14 +38,16 @@ if TYPE_CHECKING:
 SLEEP = "hpc_toolkit.science.workloads.synthetic:Sleep"
 JOBS = 4
 """So many jobs try all texts of the places of which a job can have many."""
-READ = 8
+READ = 2
 """So many texts of each place are read by sbatch."""
+OF = 5
+"""Of so many texts one is tried in each place; 'make soak' tries all."""
 AT_ONCE = 100
 
 
-def taken() -> dict[str, list[str]]:
-    """The texts that each part can try."""
-    accepted = {part.place: injection.accepted(part.place) for part in PARTS}
+def taken(of: int = 1) -> dict[str, list[str]]:
+    """The texts that each part can try, or one of so many."""
+    accepted = {part.place: injection.accepted(part.place, of) for part in PARTS}
     return {part.place: part.texts(one.value for one in accepted[part.place]) for part in PARTS}
 
 
@@ -157,7 +159,7 @@ def test_every_field_and_every_key_is_a_place() -> None:
 def read_all(lab: LabUnderTest, cwd: Path, number: int | None) -> None:
     reader, read = Reader(lab, cwd), 0
     for place in DIRECTIVES:
-        found = injection.accepted(place.name)
+        found = injection.accepted(place.name, OF if number else 1)
         chosen = found if number is None else spread(found, min(number, len(found)))
         assert reader.differences(place, chosen) == []
         read += len(chosen)
@@ -179,15 +181,13 @@ def test_sbatch_reads_the_directive_that_was_asked_for_and_no_other(
 @pytest.mark.slow
 def test_mixed_texts_are_run_as_they_are(lab: LabUnderTest, tmp_path: Path) -> None:
     bench = Bench(lab, tmp_path)
-    plans = mixed(bench, taken(), JOBS)
+    plans = mixed(bench, taken(OF), JOBS)
 
     run_all(bench, plans)
 
     tried = sum(len(plan.tried) for plan in plans)
-    MEASURED.append(
-        f"injection: {len(plans)} jobs tried {tried} texts of {sum(map(len, taken().values()))}"
-    )
-    assert tried > 700
+    MEASURED.append(f"injection: {len(plans)} jobs tried {tried} texts")
+    assert tried > 150
 
 
 def test_a_setup_that_is_no_command_ends_the_job_and_runs_nothing_else(
@@ -239,12 +239,10 @@ def test_what_the_script_and_bash_call_their_own_is_refused_or_exported_as_asked
 # --- runs ---
 
 RUNS = (
-    'it\'s "$(touch canary)" `touch canary`; touch canary & | > <',
+    'it\'s "$(touch canary)" `touch canary`; touch canary & | > < $HOME {{ 7*7 }}{% raw %}<#--',
     " *?[a-z]{a,b}~!! # \\ %j %% \u540d\u524d caf\u00e9 u\u0308 \u05d0\u05d1 \U0001f600 ",
     "--help",
     ":",
-    "$HOME",
-    "{{ 7*7 }}{% raw %}<#--",
 )
 
 

@@ -18,7 +18,7 @@ from hpc_toolkit import notebook
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, check_name
-from hpc_toolkit.notebook.resources import Resources
+from hpc_toolkit.notebook.requests import Resources
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.system.terminal import show_error
@@ -97,7 +97,7 @@ def queue(lab: LabUnderTest) -> list[str]:
 # --- runs ---
 
 sized = pytest.mark.parametrize(
-    "every", [pytest.param(8, id="small"), pytest.param(1, id="full", marks=pytest.mark.soak)]
+    "every", [pytest.param(24, id="small"), pytest.param(1, id="full", marks=pytest.mark.soak)]
 )
 SMALL = ("--cluster=lab", "--mem=1G", "--time=5", "--cpus-per-task=1")
 
@@ -127,7 +127,7 @@ def test_a_dry_run_of_a_hostile_run_shows_or_refuses_it_and_does_nothing(
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
         (tmp_path / "run").rename(tmp_path.parent / f"{tmp_path.name}-{shown + refused}")
     MEASURED.append(f"hostile commands: {shown} shown, {refused} refused")
-    assert shown > 90 // every
+    assert shown >= 90 // every
     assert refused > 10 // every
     assert queue(lab) == before
 

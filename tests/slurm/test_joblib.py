@@ -37,7 +37,7 @@ def fit(number):
 if __name__ == "__main__":
     slurm = {"cluster": "lab", "nodes": 2, "ntasks_per_node": 1, "time": "10min", "mem": "1G"}
     with joblib.parallel_config(backend="hpctk", n_jobs=4, run="runs/fits", slurm=slurm):
-        found = joblib.Parallel(batch_size=1)(joblib.delayed(fit)(n) for n in range(40))
+        found = joblib.Parallel(batch_size=1)(joblib.delayed(fit)(n) for n in range(16))
     print(*(number for number, _ in found), len({job for _, job in found}))
 """
 
@@ -67,6 +67,6 @@ def test_a_killed_script_finds_its_calls_and_its_job(lab: LabUnderTest, tmp_path
     out, err = again.communicate()
 
     assert again.returncode == 0, err
-    assert out.split() == [*map(str, range(40)), "1"]
+    assert out.split() == [*map(str, range(16)), "1"]
     # The second script submits no second job, and makes no finished call again.
-    assert len((tmp_path / "trace").read_text().split()) == 40
+    assert len((tmp_path / "trace").read_text().split()) == 16

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.lab.commands import program, run_script
 from hpc_toolkit.lab.daemons import Host, start_slurmd
-from hpc_toolkit.lab.directory import read_record
-from hpc_toolkit.lab.jobs import run_script
-from hpc_toolkit.lab.members import members
-from hpc_toolkit.lab.programs import program
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.lab.state import members, read_record
 from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
@@ -257,37 +254,6 @@ class TestRun:
         assert end is not None
         assert (end.code, end.state) == (137, "FAILED")
 
-    def test_an_array_ends_with_its_highest_code_and_shows_every_log(
-        self, lab: LabUnderTest, tmp_path: Path
-    ) -> None:
-        shown: list[bytes] = []
-        job = tmp_path / "array.sh"
-        job.write_text(
-            f'#!/bin/bash\n#SBATCH --array=0-3 -o "{tmp_path}/x y-%A_%a"\n'
-            "echo $SLURM_ARRAY_TASK_ID; exit $SLURM_ARRAY_TASK_ID\n"
-        )
-
-        end = run_script(lab.lab.paths, job, [], shown.append, ignore)
-
-        assert end is not None
-        assert (end.code, end.state) == (3, "FAILED")
-        assert sorted(b"".join(shown).split()) == [b"0", b"1", b"2", b"3"]
-
-    def test_a_script_that_sbatch_refuses_is_an_error(
-        self, lab: LabUnderTest, tmp_path: Path
-    ) -> None:
-        with pytest.raises(HpcToolkitError, match="invalid partition specified: nowhere"):
-            run_script(lab.lab.paths, script(tmp_path, "true", "-p nowhere"), [], ignore, ignore)
-
-    def test_a_script_that_is_only_tested_ends_with_what_sbatch_said(
-        self, lab: LabUnderTest, tmp_path: Path
-    ) -> None:
-        done = hpctk(lab, "run", script(tmp_path, "true", "--test-only"))
-
-        assert (done.returncode, done.stdout) == (0, "")
-        assert " to start at " in done.stderr
-        assert "submitted" not in done.stderr
-
     def test_an_interrupt_inside_sbatch_leaves_no_job(
         self, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -390,13 +356,3 @@ def test_sacct_tells_of_jobs_that_ended(counted: LabUnderTest, tmp_path: Path) -
         time.sleep(0.2)
 
     assert told == f"{done.id}|FAILED|3:0\n"
-
-
-@pytest.mark.slow
-def test_the_database_has_no_port(counted: LabUnderTest) -> None:
-    socket = f"--socket={counted.lab.paths.database_socket}"
-    argv = ("mariadb", "--no-defaults", "--skip-ssl", socket, "-NBe")
-
-    told = counted.run(*argv, "select @@skip_networking, @@port").stdout.split()
-
-    assert told == ["1", "0"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -20,19 +18,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.lab.daemons import Host
-from hpc_toolkit.lab.directory import read_record
+from hpc_toolkit.lab.commands import program
 from hpc_toolkit.lab.lab import Lab
-from hpc_toolkit.lab.members import members
-from hpc_toolkit.lab.programs import program
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.lab.state import members
 from tests.integration.realrun import wait_until
 from tests.slurm.reallab import LabUnderTest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hpc_toolkit.lab.members import Member
+    from hpc_toolkit.lab.state import Member
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
 SMALL = LabSettings(nodes=2, gpus_per_node=1)
@@ -252,13 +248,6 @@ def test_up_in_a_root_that_is_not_a_mount_point_says_how_to_make_it_one(
     )
 
 
-def test_down_where_nothing_runs_is_fine_and_says_so(small: LabUnderTest) -> None:
-    code, out, _ = ended(hpctk(small, "down"))
-
-    assert (code, out) == (0, f"no lab runs in {small.directory}\n")
-    assert not small.directory.exists()
-
-
 def test_down_finds_processes_whose_directory_was_removed(small: LabUnderTest) -> None:
     small.up()
     shutil.rmtree(small.directory)
@@ -267,6 +256,7 @@ def test_down_finds_processes_whose_directory_was_removed(small: LabUnderTest) -
     assert not processes_of(small)
 
 
+@pytest.mark.soak
 def test_a_run_whose_lab_is_taken_down_says_so_at_once(small: LabUnderTest, tmp_path: Path) -> None:
     small.up()
     job = script(tmp_path, "echo begun; sleep 100", f"--output={tmp_path}/log")
@@ -283,31 +273,6 @@ def test_a_run_whose_lab_is_taken_down_says_so_at_once(small: LabUnderTest, tmp_
     assert f"error: the lab in {small.directory} went down before job " in err
 
 
-def test_what_up_advises_to_render_is_taken_by_the_lab(small: LabUnderTest, tmp_path: Path) -> None:
-    gpus = ("--gpus-per-node", "8", "--gpu-type", "a100")
-    code, out, _ = ended(hpctk(small, "up", "--nodes", "2", *gpus))
-    assert code == 0
-    (advice,) = (line for line in out.splitlines() if "hpctk render" in line)
-    words = shlex.split(advice.partition("$(")[2].partition(")")[0])
-    here = [sys.executable, "-m", "hpc_toolkit", *words[1:]]
-
-    rendered = small.run(*here, cwd=tmp_path)
-
-    small.run("sbatch", "--test-only", *rendered.stdout.split(), cwd=tmp_path)
-
-
-def test_up_of_a_lab_with_a_crashed_node_names_it(small: LabUnderTest) -> None:
-    small.up()
-    small.lab.crash("n2")
-
-    code, _, err = ended(up(small))
-
-    assert code == 0
-    assert err == (
-        f"note: n2 is crashed; 'hpctk lab restore n2 --dir {small.directory}' brings it back\n"
-    )
-
-
 def test_of_several_downs_at_once_each_ends_well(small: LabUnderTest) -> None:
     small.up()
 
@@ -316,15 +281,6 @@ def test_of_several_downs_at_once_each_ends_well(small: LabUnderTest) -> None:
     assert [(code, err) for code, _, err in found] == [(0, "")] * 4
     assert not small.directory.exists()
     assert not processes_of(small)
-
-
-@pytest.mark.soak  # the next tests have several of each at once
-def test_downs_beside_ups_break_nothing(small: LabUnderTest) -> None:
-    started = [hpctk(small, "down") if number % 2 else up(small) for number in range(6)]
-    found = [ended(one) for one in started]
-
-    assert [(code, err) for code, _, err in found] == [(0, "")] * 6
-    assert small.lab.status().state in ("up", "down")
 
 
 def test_a_lab_is_not_ended_or_started_from_inside(kept: LabUnderTest) -> None:
@@ -421,21 +377,10 @@ def test_a_lab_that_lost_daemons_is_cleaned_up_by_the_next_up(
     assert small.run("squeue", "-h").stdout == ""
 
 
-def test_a_lab_of_before_a_reboot_is_started_anew(small: LabUnderTest) -> None:
-    small.up()
-    kept = small.lab.paths.record.read_bytes()
-    small.down()
-    small.directory.mkdir(mode=0o700)
-    (small.directory / "lab.json").write_bytes(kept)
-    (small.directory / "state").mkdir()
-    (small.directory / "state" / "job_state").write_bytes(b"of another boot")
-
-    small.up()
-
-    assert small.lab.status().state == "up"
-
-
-@pytest.mark.parametrize("moment", ["record", "slurmctld", "slurmd"])
+@pytest.mark.parametrize(
+    "moment",
+    ["slurmctld", *(pytest.param(one, marks=pytest.mark.soak) for one in ("record", "slurmd"))],
+)
 def test_a_lab_whose_up_was_killed_is_cleaned_up_by_the_next_up(
     small: LabUnderTest, moment: str
 ) -> None:
@@ -456,23 +401,6 @@ def test_a_lab_whose_up_was_killed_is_cleaned_up_by_the_next_up(
     assert small.lab.status().state == "up"
     names = sorted(one.name for one in processes_of(small))
     assert names == ["munged", "slurmctld", "slurmd", "slurmd", "slurmscriptd"]
-
-
-@pytest.mark.soak  # an up that was killed is cleaned up above
-def test_a_process_of_an_earlier_start_finds_no_place_in_the_next(small: LabUnderTest) -> None:
-    """What a killed 'up' was just about to start cannot come alive beside the next lab."""
-    small.up()
-    record = read_record(small.lab.paths)
-    assert record is not None
-    earlier = Host(small.lab.paths, record.start, "n1")
-    assert subprocess.run(earlier.command(["true"]), check=False).returncode == 0
-    os.kill(next(one.pid for one in processes_of(small) if one.name == "slurmctld"), signal.SIGKILL)
-    wait_until(lambda: small.lab.status().state == "broken", "the missing slurmctld to be noticed")
-
-    small.up()
-
-    assert subprocess.run(earlier.command(["true"]), check=False).returncode != 0
-    small.run("squeue")
 
 
 def test_an_interrupted_up_leaves_no_process(small: LabUnderTest) -> None:
@@ -504,34 +432,6 @@ def test_up_ends_what_it_started_when_a_daemon_fails(
         small.up()
     assert not processes_of(small)
     assert small.lab.status().state == "down"
-
-
-@pytest.mark.soak  # test_lab_config.py and test_lab_roots.py find labs by name
-def test_names_find_labs_and_list_tells_of_each(
-    small: LabUnderTest, lab_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = lab_directory / "state"
-    monkeypatch.setenv("XDG_STATE_HOME", str(home))
-
-    def run(*words: str) -> str:
-        argv = [sys.executable, "-m", "hpc_toolkit", "lab", *words]
-        return small.run(*argv).stdout
-
-    try:
-        run("up", "--name", "second", "--nodes", "1", "--gpus-per-node", "0")
-        (found,) = json.loads(run("status", "--all", "--json"))
-        assert (found["name"], found["state"]) == ("second", "up")
-        assert found["directory"] == str(home / "hpctk/labs/second")
-        assert found["settings"]["nodes"] == 1
-        assert run("status", "--all").startswith("second  up, 1 node, Slurm ")
-        exported = run("env", "--name", "second")
-        assert exported == f"export SLURM_CONF={found['slurm_conf']}\n"
-        shown = run("exec", "--name", "second", "sinfo", "--noheader", "-o", "%N")
-        assert shown.split() == ["n1"]
-    finally:
-        run("down", "--name", "second")
-    assert run("status", "--all", "--json") == "[]\n"
-    shutil.rmtree(home)
 
 
 def other_addresses() -> list[str]:
@@ -579,12 +479,6 @@ def ports_of(pids: set[int]) -> list[int]:
             if match and match[1] in inodes:
                 found.add(inodes[match[1]])
     return sorted(found)
-
-
-def test_the_addresses_tried_do_reach_a_port_that_is_open_to_all() -> None:
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
-        for address in other_addresses():
-            socket.create_connection((address, server.getsockname()[1]), timeout=5).close()
 
 
 def test_a_lab_that_could_be_reached_from_elsewhere_does_not_stay_up(

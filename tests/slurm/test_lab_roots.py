@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.lab.members import members
 from hpc_toolkit.lab.roots import find_root
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.lab.state import members
 from hpc_toolkit.run import Run
 from tests.integration.realrun import HANG_S, wait_until
 from tests.slurm.reallab import LabUnderTest
@@ -119,31 +117,6 @@ def test_a_run_is_submitted_to_the_slurm_of_another_release_and_nothing_is_left(
 
 
 @pytest.mark.soak
-def test_commands_of_a_users_shell_pass_on_input_exit_codes_and_signals(
-    trixie: LabUnderTest, root: Path, tmp_path: Path
-) -> None:
-    assert printed(trixie, "echo hello | srun -N1 cat", tmp_path) == "hello"
-    assert printed(trixie, "srun -N2 sh -c 'exit 7' >log 2>&1 || echo $?", tmp_path) == "7"
-    assert printed(trixie, "sacctmgr -nP show cluster format=cluster", tmp_path) == "hpctklab"
-    # Inside the lab the commands are the root's own, whatever PATH a job inherits.
-    assert printed(trixie, "srun -N1 which squeue", tmp_path) == "/usr/bin/squeue"
-    # The layer that is mounted over the root on the machine is not visible inside.
-    assert printed(trixie, f"srun -N1 ls -d {root}/*/debian_version", tmp_path).startswith(
-        str(root)
-    )
-    with shell(trixie, "exec srun -N1 sh -c 'echo begun; exec sleep 3600'", tmp_path) as one:
-        try:
-            assert one.stdout is not None
-            assert one.stdout.readline() == "begun\n"
-
-            one.send_signal(signal.SIGTERM)
-
-            assert one.wait(HANG_S) != 0
-        finally:
-            one.kill()
-
-
-@pytest.mark.soak
 def test_a_lab_is_known_inside_its_root_and_survives_a_crash_and_its_own_jobs(
     trixie: LabUnderTest, tmp_path: Path
 ) -> None:
@@ -171,15 +144,3 @@ def test_env_puts_the_commands_of_one_lab_first_in_path(
     path, nodes = printed(trixie, other, tmp_path).splitlines()
     assert path == trixie.env["PATH"]
     assert "idle n[1-8]" in nodes
-
-
-def test_a_command_in_a_directory_that_the_root_lacks_names_both(
-    trixie: LabUnderTest, root: Path
-) -> None:
-    with (
-        tempfile.TemporaryDirectory(dir="/var/tmp") as here,
-        shell(trixie, "sinfo", Path(here)) as process,
-    ):
-        out, _ = process.communicate(timeout=HANG_S)
-
-    assert (process.returncode, out) == (1, f"error: {here} is not a directory in {root}\n")

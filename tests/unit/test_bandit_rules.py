@@ -60,36 +60,6 @@ def test_random_is_a_uniform_order_that_scores_do_not_change() -> None:
     assert [proposal.arm for proposal in policy.ask(5)] == order[1:]
 
 
-def lever_table(levers: int, arms: int) -> ArmTable:
-    rows = {f"{lever}/{i}": (float(lever),) for lever in range(levers) for i in range(arms)}
-    return table_of(rows, "x")
-
-
-def test_gp_ucb_takes_the_initial_arms_from_the_features_alone() -> None:
-    table = lever_table(6, 4)
-    order = space_filling_order(table.standardised.values, 3, 4)
-    policy = make_policy("gp-ucb", table, 3, initial=4)
-    asked = []
-
-    for i in range(4):
-        proposal = policy.ask(1)[0]
-        asked.append(table.index(proposal.arm))
-        policy.tell(Observation(proposal.arm, score(float(i % 3))))
-
-    assert asked == order
-    assert policy.ask(1)[0].acquisition is not None
-
-
-def test_gp_ucb_keeps_to_space_filling_while_no_arm_has_a_reward() -> None:
-    table = lever_table(6, 4)
-    order = space_filling_order(table.standardised.values, 3, 9)
-    policy = make_policy("gp-ucb", table, 3, initial=2)
-    for index in order[:6]:
-        policy.tell(Observation(table.ids[index], failed=("task",)))
-
-    assert [table.index(proposal.arm) for proposal in policy.ask(3)] == order[6:]
-
-
 def line(count: int) -> ArmTable:
     return table_of({f"g/{i}": (float(i),) for i in range(count)}, "x")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
-from hpc_toolkit.bandit.rewards import SCALARISERS, WORDS, weights
+from hpc_toolkit.bandit.rewards import SCALARISERS, weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,27 +64,6 @@ def test_weights_are_the_slopes_of_the_reward(name: str) -> None:
         rise = SCALARISERS[name](moved, TASKS)[arm] - SCALARISERS[name](scores, TASKS)[arm]
         assert slopes[arm, task] == pytest.approx(rise / 0.01)
     assert not slopes[np.isnan(scores)].any()
-
-
-@every_scalariser
-def test_recommendation_says_which_scalariser_made_its_mean(name: str) -> None:
-    table = ArmTable((Arm("x", "g", ()), Arm("y", "g", ())), ())
-    policy = make_policy("random", table, 0, tasks=TASKS, scalariser=name)
-    for arm, level in (("x", 0.2), ("y", 0.4)):
-        policy.tell(Observation(arm, dict.fromkeys(TASKS.names, level), {"a": 0.03}))
-
-    best = policy.best()
-
-    assert best is not None
-    assert best.arm == "y"
-    assert best.scalariser == WORDS[name]
-    if name == "mean":
-        assert best.stderr == pytest.approx(0.03 / 2)
-    if name == "mean-kind":
-        # Two kinds: one of three tasks, one of one, each task with the typical error.
-        assert best.stderr == pytest.approx(0.03 * math.sqrt((1 / 3 + 1) / 4))
-    if name == "mean-rank":
-        assert best.stderr is None
 
 
 @every_scalariser

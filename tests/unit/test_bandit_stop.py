@@ -21,7 +21,6 @@ from hpc_toolkit.bandit import (
     ask_within,
     make_policy,
 )
-from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.bandit.rewards import gaps
 from hpc_toolkit.bandit.rule import Finalists, History, TaskResults
 from hpc_toolkit.bandit.stopping import win_odds
@@ -36,34 +35,6 @@ def line(count: int) -> ArmTable:
     )
 
 
-def seen(arm: str, score: float, seconds: tuple[float, float] = (2.0, 4.0)) -> Observation:
-    return Observation(
-        arm, {"x": score, "y": score}, seconds=dict(zip(TASKS.names, seconds, strict=True))
-    )
-
-
-def test_budget_of_pulls_counts_arms_that_were_asked_on_whichever_tasks() -> None:
-    policy = make_policy("random", line(9), 0, tasks=TASKS, stop=StopRules(pulls=3))
-    policy.tell(seen("a0", 0.5))
-    policy.tell(Observation("a1", failed=("x",)))
-    policy.tell(Observation("a1", failed=("y",)))
-
-    assert policy.stop() is None
-    assert policy.stop([Pull("a1", ("y",)), "a0"]) is None
-    assert policy.stop([Pull("a2", ("y",))]) == "requested 3 arms, the budget is 3"
-
-
-def test_budget_of_evaluations_counts_tasks_told_failed_and_pending() -> None:
-    policy = make_policy("random", line(9), 0, tasks=TASKS, stop=StopRules(evaluations=4))
-    policy.tell(Observation("a0", {"x": 0.5}, failed=("y",)))
-
-    assert policy.stop([Pull("a1", ("y",))]) is None
-    assert policy.stop([Pull("a1", ("y",)), Pull("a2", ("y",))]) == (
-        "requested 4 evaluations, the budget is 4"
-    )
-    assert policy.stop(["a1"]) is not None
-
-
 def test_budget_of_gpu_seconds_adds_what_pending_tasks_are_expected_to_take() -> None:
     """Task x took 2 s once and 4 s once, so 3 s are expected; task y is expected by the set."""
     policy = make_policy("random", line(9), 0, tasks=TASKS, stop=StopRules(gpu_s=12.5))
@@ -76,16 +47,6 @@ def test_budget_of_gpu_seconds_adds_what_pending_tasks_are_expected_to_take() ->
     assert policy.stop([Pull("a2", ("x",)), Pull("a3", ("x", "y"))]) == (
         "requested 15.0 s of GPU time, the budget is 12.5 s"
     )
-
-
-def test_stop_rules_change_no_ask_and_no_state() -> None:
-    free = make_policy("gp-ucb", line(9), 0)
-    bound = make_policy("gp-ucb", line(9), 0, stop=StopRules(pulls=1))
-    for policy in (free, bound):
-        policy.tell(Observation("a4", {"task": 0.5}))
-
-    assert bound.ask(5) == free.ask(5)
-    assert bound.stop() is not None
 
 
 @pytest.mark.parametrize("pending", [[], ["a1", "a2"]])
@@ -106,19 +67,6 @@ def history(table: ArmTable, rewards: dict[int, float], failed: tuple[int, ...] 
         rewards=np.array([rewards[i] for i in sorted(rewards)]), failed=failed, pending=(),
         results=TaskResults.empty(len(table.arms), TaskSet(())),
     )  # fmt: skip
-
-
-def test_odds_go_by_the_geometry_whatever_was_measured() -> None:
-    table = line(21)
-    noise = np.random.default_rng(0).normal(size=21)
-    measured = with_metrics(
-        table, {arm: {"noise": noise[i]} for i, arm in enumerate(table.ids)}, ["noise"]
-    )
-    hill = {i: -abs(i - 9) / 10 for i in range(0, 21, 4)}
-
-    odds = win_odds(history(measured, hill))
-
-    assert odds.tolist() == win_odds(history(table, hill)).tolist()
 
 
 def test_odds_agree_with_draws_from_the_process() -> None:
@@ -172,14 +120,6 @@ def test_odds_in_a_race_are_those_of_the_paired_differences() -> None:
     assert odds[[0, 2]].tolist() == [0.0, 0.0]
 
 
-def test_odds_in_a_race_are_decided_after_all_tasks_and_open_after_one() -> None:
-    rows = [[0.5, 0.6], [0.4, math.nan]]
-
-    assert not win_odds(race(rows, 2), Finalists((0, 1), (0, 1), 0)).any()
-    assert not win_odds(race(rows, 2), Finalists((0, 1), (0, 1), 1)).any()
-    assert win_odds(race(rows, 3), Finalists((0, 1), (0, 1), None)).tolist() == [0.0, 1.0]
-
-
 def test_search_stops_when_no_arm_wins_with_a_higher_probability() -> None:
     table = line(41)
     policy = make_policy("gp-ucb", table, 0, stop=StopRules(win_probability=0.01))
@@ -194,18 +134,6 @@ def test_search_stops_when_no_arm_wins_with_a_higher_probability() -> None:
     assert best.arm == "a17"
     assert 5 < asked < 25
     assert str(policy.stop()).startswith("no other arm is the best with a probability above 0")
-
-
-def test_race_that_is_over_has_no_arm_that_can_win() -> None:
-    tasks = TaskSet(("t0", "t1", "t2", "t3"), (1.0,) * 4)
-    policy = make_policy("racing", line(2), 0, tasks=tasks, stop=StopRules(win_probability=0.05))
-
-    assert policy.stop() is None
-    policy.tell(Observation("a0", {"t0": 0.9, "t1": 0.8, "t2": 0.9}))
-    assert policy.stop() is None
-    policy.tell(Observation("a1", {"t0": 0.1, "t1": 0.1, "t2": 0.2}))
-    assert policy.stop() is not None
-    assert policy.ask(1) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What each worker of a machine gets, on machines that are files of the test."""
+"""What each worker of a machine, or rank of a node, gets; machines are files of the test."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.binding import Place, Shares, own_place, place_workers
-from hpc_toolkit.system.machine import Machine, format_cpus, parse_cpus, read_machine
+from hpc_toolkit.system.binding import (
+    Machine,
+    Place,
+    Shares,
+    format_cpus,
+    own_place,
+    parse_cpus,
+    place_workers,
+    read_machine,
+)
+from hpc_toolkit.system.gpus import rank_environment, share_of_gpus
 
 GIB = 1 << 30
 MEMORY = {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n"}
@@ -36,19 +47,21 @@ def written(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_workers_have_cpus_of_their_own_and_of_one_node_each() -> None:
-    places = place_workers(machine(), Shares(cpus=3), 4)
+@pytest.mark.parametrize(
+    ("cpus", "nodes"),
+    [
+        (3, [(0,), (1,), (0,), (1,)]),
+        (5, [(0,), (1,), (0, 1)]),  # no node has enough left
+    ],
+)
+def test_workers_have_cpus_of_their_own_and_of_one_node_each_if_it_has_enough(
+    cpus: int, nodes: list[tuple[int, ...]]
+) -> None:
+    places = place_workers(machine(), Shares(cpus=cpus), len(nodes))
 
-    assert [len(place.cpus) for place in places] == [3] * 4
-    assert len({cpu for place in places for cpu in place.cpus}) == 12
-    assert [place.nodes for place in places] == [(0,), (1,), (0,), (1,)]
-
-
-def test_a_worker_spans_nodes_only_where_none_has_enough_left() -> None:
-    places = place_workers(machine(), Shares(cpus=5), 3)
-
-    assert [place.nodes for place in places] == [(0,), (1,), (0, 1)]
-    assert len({cpu for place in places for cpu in place.cpus}) == 15
+    assert [len(place.cpus) for place in places] == [cpus] * len(nodes)
+    assert len({cpu for place in places for cpu in place.cpus}) == cpus * len(nodes)
+    assert [place.nodes for place in places] == nodes
 
 
 def test_a_worker_is_near_its_gpu() -> None:
@@ -107,12 +120,6 @@ def test_more_than_there_is_is_refused(
     assert hint in caught.value.hint
 
 
-def test_a_quota_of_the_container_counts_beside_its_cpus() -> None:
-    with pytest.raises(ConfigError, match=r"can use only 2\.5"):
-        place_workers(machine(cpu_quota=2.5), Shares(cpus=1), 3)
-    assert len(place_workers(machine(cpu_quota=3.0), Shares(cpus=1), 3)) == 3
-
-
 @pytest.mark.parametrize(
     ("shares", "match"),
     [
@@ -163,40 +170,39 @@ class TestReading:
         assert found.memory_bytes == 16 * GIB
         assert found.cpu_quota is None
 
-    def test_the_least_limit_of_the_control_groups_above_counts(self, tmp_path: Path) -> None:
-        root = written(
-            tmp_path,
-            {
-                **MEMORY,
-                "proc/self/cgroup": "0::/pod/container\n",
-                "sys/fs/cgroup/pod/memory.max": f"{4 * GIB}\n",
-                "sys/fs/cgroup/pod/container/memory.max": "max\n",
-                "sys/fs/cgroup/pod/container/cpu.max": "250000 100000\n",
-                "sys/fs/cgroup/pod/cpu.max": "max 100000\n",
-            },
-        )
+    @pytest.mark.parametrize(
+        ("files", "limits"),
+        [
+            (
+                {
+                    "proc/self/cgroup": "0::/pod/container\n",
+                    "sys/fs/cgroup/pod/memory.max": f"{4 * GIB}\n",
+                    "sys/fs/cgroup/pod/container/memory.max": "max\n",
+                    "sys/fs/cgroup/pod/container/cpu.max": "250000 100000\n",
+                    "sys/fs/cgroup/pod/cpu.max": "max 100000\n",
+                },
+                (4 * GIB, 2.5),
+            ),
+            (
+                {
+                    "proc/self/cgroup": "4:memory:/job\n2:cpu,cpuacct:/job\n1:name=systemd:/\n",
+                    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
+                    "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+                    "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1\n",
+                    "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",
+                    "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+                },
+                (2 * GIB, 3.0),
+            ),
+        ],
+        ids=["version 2", "version 1"],
+    )
+    def test_the_least_limit_of_the_control_groups_above_counts(
+        self, files: dict[str, str], limits: tuple[int, float], tmp_path: Path
+    ) -> None:
+        found = read_machine(written(tmp_path, {**MEMORY, **files}), {})
 
-        found = read_machine(root, {})
-
-        assert (found.memory_bytes, found.cpu_quota) == (4 * GIB, 2.5)
-
-    def test_control_groups_of_version_1_count_as_well(self, tmp_path: Path) -> None:
-        root = written(
-            tmp_path,
-            {
-                **MEMORY,
-                "proc/self/cgroup": "4:memory:/job\n2:cpu,cpuacct:/job\n1:name=systemd:/\n",
-                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-        )
-
-        found = read_machine(root, {})
-
-        assert (found.memory_bytes, found.cpu_quota) == (2 * GIB, 3.0)
+        assert (found.memory_bytes, found.cpu_quota) == limits
 
     @pytest.mark.parametrize(
         ("environ", "expected"),
@@ -229,18 +235,11 @@ class TestReading:
             assert read_machine(root, {}).gpu_nodes == expected
 
 
-def test_this_machine_can_be_read() -> None:
-    found = read_machine()
-
-    assert found.cpus == len(os.sched_getaffinity(0))
-    assert 0 < found.memory_bytes < 2**63
-
-
 def test_what_a_process_has_is_read_from_the_kernel_and_its_environment() -> None:
     cpus = tuple(sorted(os.sched_getaffinity(0)))
-    given = {"CUDA_VISIBLE_DEVICES": "1,GPU-7", "HPCTK_MEMORY_PER_WORKER": str(2**30)}
+    environ = {"CUDA_VISIBLE_DEVICES": "1,GPU-7", "HPCTK_MEMORY_PER_WORKER": str(2**30)}
 
-    assert own_place(given) == Place(cpus=cpus, gpus=("1", "GPU-7"), memory_bytes=2**30)
+    assert own_place(environ) == Place(cpus=cpus, gpus=("1", "GPU-7"), memory_bytes=2**30)
     assert own_place({}) == Place(cpus=cpus)
     assert own_place({"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
 
@@ -250,3 +249,72 @@ def test_what_a_process_has_is_read_from_the_kernel_and_its_environment() -> Non
 )
 def test_a_place_is_the_same_after_json(place: Place) -> None:
     assert Place.from_record(json.loads(json.dumps(place.to_record()))) == place
+
+
+def step(local: int, *, node: int = 0, tasks: str = "4(x8)", **changes: str) -> dict[str, str]:
+    return {
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(node),
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "shares"),
+    [
+        ("0 1 2 3", 4, ["0", "1", "2", "3"]),
+        ("0 1 2 3", 2, ["0 1", "2 3"]),
+        ("0 1 2 3", 1, ["0 1 2 3"]),
+        ("0 1 2", 2, ["0", "1"]),
+        ("0 1", 4, ["0", "1", "0", "1"]),
+        ("GPU-a GPU-b", 2, ["GPU-a", "GPU-b"]),
+    ],
+)
+def test_ranks_of_a_node_share_its_gpus_evenly(gpus: str, ranks: int, shares: list[str]) -> None:
+    found = [share_of_gpus(gpus.split(), rank, ranks) for rank in range(ranks)]
+
+    assert [" ".join(share) for share in found] == shares
+
+
+@given(st.integers(1, 16), st.integers(1, 32))
+def test_every_rank_has_a_gpu_and_none_is_shared_without_need(gpus: int, ranks: int) -> None:
+    names = [str(number) for number in range(gpus)]
+
+    shares = [share_of_gpus(names, rank, ranks) for rank in range(ranks)]
+
+    assert all(shares)
+    taken = [gpu for share in shares for gpu in share]
+    assert max(taken.count(gpu) for gpu in taken) == -(-ranks // gpus)
+
+
+FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+MIG = "MIG-GPU-8f6d1b0e-1b4f-5d2a-9a51-0f6d3c1e7c11/1/0,MIG-41f1b0d2-5e7a-5c3b-8f0a-2d9c6b7a4e10"
+"""Devices of MIG, named as older and as newer drivers do."""
+AMD = {"ROCR_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "share"),
+    [
+        (step(2, CUDA_VISIBLE_DEVICES="4,5,6,7"), {"CUDA_VISIBLE_DEVICES": "6"}),
+        # The ranks of the own node are two.
+        ({**step(1, node=2, tasks="4(x2),2"), **FOUR}, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        (step(1, CUDA_VISIBLE_DEVICES=MIG), {"CUDA_VISIBLE_DEVICES": MIG.partition(",")[2]}),
+        ({**step(1), **AMD}, {"ROCR_VISIBLE_DEVICES": "1"}),
+        ({**step(1), **AMD, **FOUR}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        # Nothing changes where there is nothing to share.
+        (FOUR, {}),
+        (step(0, CUDA_VISIBLE_DEVICES="3"), {}),
+        (step(0, tasks="2", CUDA_VISIBLE_DEVICES="0,1", SLURM_GPUS_ON_NODE="4"), {}),
+        ({**step(0, tasks="1(x8)"), **FOUR}, {}),
+        (step(0, CUDA_VISIBLE_DEVICES=""), {}),
+        (step(0), {}),
+        (step(0, node=9, CUDA_VISIBLE_DEVICES="0,1"), {}),
+        (step(0, tasks="many", CUDA_VISIBLE_DEVICES="0,1"), {}),
+    ],
+)
+def test_a_rank_of_a_step_takes_its_own_of_the_visible_gpus(
+    environ: dict[str, str], share: dict[str, str]
+) -> None:
+    assert rank_environment(environ) == share

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from hpc_toolkit.bandit.arms import kind_of
 from hpc_toolkit.campaign.arms import arm_id
-from hpc_toolkit.campaign.evaluations import scores_of_run, scores_of_table
+from hpc_toolkit.campaign.evaluations import scores_of_table
 from hpc_toolkit.campaign.search import make_arms, policy_of
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
 from hpc_toolkit.campaign.summary import search_so_far, summarize
@@ -23,7 +23,8 @@ from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
-from hpc_toolkit.results.tables import read_rows, write_table
+from hpc_toolkit.results.snapshots import read_rows
+from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.loading import load_workload
 from tests.unit.playedcampaign import NOOP, Played
@@ -140,18 +141,6 @@ def test_values_of_a_key_become_features_by_their_kind(values: list[Any], kind: 
     assert kind_of(values) == kind
 
 
-def test_a_campaign_may_say_what_its_features_are(tmp_path: Path) -> None:
-    rows = "rows = [{ size = 's', lr = 1, on = 1 }, { size = 'l', lr = 4 }, { size = 'm', lr = 2 }]"
-    features = "features = { size = ['s', 'm', 'l'], lr = 'linear', on = 'none' }"
-    found = make_arms(campaign(tmp_path, f"{rows}\n{features}", "budget = 1"))
-
-    assert found.feature_names == ("size", "lr")
-    assert [arm.features for arm in found.arms] == [(0.0, 1.0), (2.0, 4.0), (1.0, 2.0)]
-
-    with pytest.raises(ConfigError, match=r"features\.size: the value m is not in the list"):
-        make_arms(campaign(tmp_path, f"{rows}\nfeatures = {{ size = ['s', 'l'] }}", "budget = 1"))
-
-
 def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
     tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,24 +219,6 @@ class Breaks(Cheapest):
 """
 
 
-def test_a_users_policy_asks_and_a_restart_repeats_it(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ownpolicy.py").write_text(OWN_POLICY)
-    search = "policy = 'ownpolicy:Cheapest'\nbudget = 5\npending = 2\noptions = { key = 'lr' }"
-    own = campaign(tmp_path, GRID, search)
-    played = Played(fast_dir / "r", own, monkeypatch, value_of)
-    assert played.killed(1)
-    decisions = played.coordinate(campaign_of(Run.open(played.root)))
-
-    asked = [pull.arm for one in decisions for pull in one.pulls]
-    assert asked == sorted(arm.id for arm in own.arms() if arm.keys["lr"] == 0.001)[:5]
-    monkeypatch.setattr("hpc_toolkit.campaign.search.load_object", None)
-    found = summarize(Run.open(played.root).view, campaign_of(Run.open(played.root)))
-    assert found is not None
-    assert found.policy == "ownpolicy:Cheapest"
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -270,31 +241,6 @@ def test_a_users_policy_that_cannot_work_is_refused_at_once(
     with pytest.raises(Exception, match=says):
         make_campaign_run(tmp_path / "r", own, own.path)
     assert not (tmp_path / "r").exists()
-
-
-def test_pythia_models_are_named_by_size_and_steps_by_ranges(tmp_path: Path) -> None:
-    text = """
-name = "pythia"
-[[models]]
-pythia = ["14m", "70m", "410m"]
-steps = "0,1000:143000:1000"
-layers = "1:"
-[tasks]
-names = ["STSBenchmark", "headlines:HeadlineTopic"]
-[search]
-budget = 200
-"""
-    (tmp_path / "p.toml").write_text(text)
-    found = read_campaign(tmp_path / "p.toml")
-    arms = list(found.arms())
-
-    assert len(arms) == 144 * (6 + 6 + 24)
-    assert arms[0].item() == {"checkpoint": "EleutherAI/pythia-14m@step0", "layer": 1}
-    assert [model.size for model in found.models] == [128, 512, 1024]
-    assert found.tasks.workload.endswith(":MtebTasks")
-    assert found.tasks.options == {"own_tasks": ["headlines"]}
-    recorded = found.with_pending()
-    assert Campaign.from_json(recorded.to_json()) == recorded
 
 
 def test_metrics_of_an_earlier_run_or_table_are_features(
@@ -353,64 +299,6 @@ def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
         assert found.ended == "requested 10 arms, the budget is 10"
         assert found.exhaustive is not None
         assert found.exhaustive.keys == {"lr": 0.01, "depth": 6, "model": "b"}
-
-
-def test_scores_of_a_campaign_are_a_table_to_replay_searches_on(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = campaign(tmp_path, GRID, "budget = 6\nexhaustive = true")
-    played = Played(fast_dir / "r", own, monkeypatch, value_of)
-    played.coordinate()
-    write_table(tmp_path / "scores.csv", gather(Run.open(played.root).view, "tasks").rows)
-
-    run, table = scores_of_run(played.root), scores_of_table(tmp_path / "scores.csv")
-
-    wanted = {arm.id: score(arm.keys) for arm in own.arms()}
-    for found in (run, table):
-        assert dict(zip(found.arms.ids, found.means.tolist(), strict=True)) == wanted
-        assert found.arms.feature_names == ("lr", "depth", "model=a", "model=b")
-        assert found.stderrs is not None
-        assert set(found.stderrs.ravel().tolist()) == {0.01}
-
-    partial = Played(
-        fast_dir / "p", campaign(tmp_path, GRID, "budget = 1\npending = 1"), monkeypatch, value_of
-    )
-    partial.coordinate()
-    with pytest.raises(ConfigError, match="1 of 24 arms have a score on every task"):
-        scores_of_run(partial.root)
-
-
-def test_an_extension_needs_its_source_only_at_its_start_and_can_be_extended_itself(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def extended(place: int, budget: int, source: Path | None, names: str = "['a']") -> Played:
-        known = "" if source is None else f"\nfrom = '{source}'"
-        tasks = f"workload = '{NOOP}'\nnames = {names}{known}"
-        own = campaign(tmp_path, GRID, f"budget = {budget}\npending = 1", tasks=tasks)
-        return Played(fast_dir / f"r{place}", own, monkeypatch, value_of)
-
-    first = extended(0, 4, None)
-    first.coordinate()
-    second = extended(1, 8, first.root)
-    assert second.killed(2)
-    first.root.rename(fast_dir / "gone")
-    second.coordinate(campaign_of(Run.open(second.root)))
-    assert len(Run.open(second.root).results()) == 4
-
-    third = extended(2, 10, second.root)
-    third.coordinate()
-    assert len(Run.open(third.root).results()) == 2
-    found = summarize(Run.open(third.root).view, campaign_of(Run.open(third.root)))
-    assert found is not None
-    assert (found.evaluated, found.evaluations, found.known) == (10, 10, 8)
-
-    for budget, source, names, says in (
-        (10, third.root, "['a']", "nothing would be evaluated: requested 10 arms"),
-        (12, third.root, "['b']", "none of 10 results is of an arm and task of this campaign"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            extended(3, budget, source, names)
-    assert not (fast_dir / "r3").exists()
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.campaign.settings import Campaign, parse_campaign
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run, resume_campaign
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUDGET = {"budget": 6, "pending": 2}
-MODEL = {"name": "s", "layers": 3, "size": 1000, "steps": [0]}
 
 
 @pytest.mark.parametrize(
@@ -43,15 +41,6 @@ MODEL = {"name": "s", "layers": 3, "size": 1000, "steps": [0]}
 def test_search_tables_that_are_wrong_are_refused_by_key(search: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
         toy(search)
-
-
-def test_durations_are_numbers_of_the_unit_in_the_key_or_text() -> None:
-    found = [
-        (toy({"gpu_hours": given, "wall_hours": given}).search, wanted)
-        for given, wanted in ((1.5, 1.5), ("90min", 1.5), ("1:30:00", 1.5), ("2d", 48))
-    ]
-
-    assert all((one.gpu_hours, one.wall_hours) == (wanted, wanted) for one, wanted in found)
 
 
 @pytest.mark.parametrize(
@@ -117,16 +106,6 @@ def test_settings_survive_json(tmp_path: Path) -> None:
     assert campaign_of(Run.open(run.root)) == campaign
 
 
-def test_file_that_does_not_say_how_asks_follow_takes_the_run_up_as_it_is(tmp_path: Path) -> None:
-    assert toy(BUDGET).with_pending().search.asks == "rounds"
-    window = toy({**BUDGET, "asks": "window"})
-    run = make_campaign_run(tmp_path / "r", window, ())
-
-    resume_campaign(run, toy(BUDGET), update=False)
-    with pytest.raises(ConfigError, match=r"other settings: search\.asks"):
-        resume_campaign(run, toy({**BUDGET, "asks": "rounds"}), update=False)
-
-
 METRIC = {"metrics": ["entropi"], "options": {"features": "all", "initial": 2}}
 
 
@@ -183,12 +162,3 @@ def test_other_settings_never_change(tmp_path: Path) -> None:
     ) as refused:
         resume_campaign(run, other, update=True)
     assert str(refused.value.hint).startswith("only search.* can change now")
-
-
-def test_settings_that_are_no_table_are_refused() -> None:
-    table = {"name": "toy", "models": [], "search": 3}
-
-    with pytest.raises(ConfigError, match=r"toy\.toml: search: 3 is not a table"):
-        parse_campaign({**table, "models": [MODEL]}, "toy.toml")
-    with pytest.raises(AttributeError):
-        Campaign.from_json(table)

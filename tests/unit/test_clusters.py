@@ -151,20 +151,8 @@ def test_unknown_key_of_a_table_is_refused_with_the_near_miss(
     assert caught.value.hint == f"did you mean {near!r}?"
 
 
-def test_empty_file_is_a_cluster_of_which_nothing_is_known() -> None:
-    assert parse("") == Cluster(name="site", file="site.toml")
-    assert parse("").stated() == {"name": "site"}
-
-
 def test_every_key_is_a_field_and_every_field_a_key() -> None:
     taken = {"name", "file", "argument", "origins"}
 
     assert {field for field, _ in KEYS.values()} == {f.name for f in fields(Cluster)} - taken
     assert {field for field, _ in PARTITION_KEYS.values()} == {f.name for f in fields(Partition)}
-
-
-def test_stated_facts_tell_nothing_of_where_they_are_written() -> None:
-    here = parse_cluster("nodes = 2", file="/a/site.toml", name="site")
-    there = parse_cluster("nodes = 2", file="/b/site.toml", name="site")
-
-    assert here.stated() == there.stated() == {"name": "site", "nodes": 2}

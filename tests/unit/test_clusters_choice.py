@@ -1,15 +1,22 @@
-"""Without --cluster a variable names the cluster, or it is recognized, and the user is told."""
+"""A cluster is named or recognized, and its first partition that takes a job is chosen."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, RenderError
 from hpc_toolkit.slurm.clusters import choice as clusterchoice
-from hpc_toolkit.slurm.clusters.choice import resolve_cluster, slurm_cluster_name
+from hpc_toolkit.slurm.clusters.choice import (
+    choose_partition,
+    fitting_site,
+    for_partition,
+    resolve_cluster,
+)
+from hpc_toolkit.slurm.clusters.facts import parse_cluster
+from hpc_toolkit.slurm.clusters.fitting import Needs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,13 +41,6 @@ def identified(directory: Path, name: str, sign: str) -> None:
     (directory / f"{name}.toml").write_text(f"[identify]\n{sign}\n", encoding="utf-8")
 
 
-@pytest.mark.usefixtures("here")
-def test_nothing_known_is_generic_without_a_word() -> None:
-    found = resolve_cluster(None)
-
-    assert (found.cluster.name, found.notes) == ("generic", ())
-
-
 def test_an_option_wins_over_the_variable_and_that_over_recognition(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,13 +63,6 @@ def test_a_cluster_is_recognized_by_a_variable_and_says_so(monkeypatch: pytest.M
     assert found.cluster.name == "killarney"
     why = "clusters/killarney.toml: identify.env = CC_CLUSTER=killarney"
     assert found.notes == (f"cluster killarney, recognized by {why}",)
-
-
-@pytest.mark.usefixtures("here")
-def test_a_variable_of_another_value_recognizes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC_CLUSTER", "killarney2")
-
-    assert resolve_cluster(None).cluster.name == "generic"
 
 
 @pytest.mark.parametrize(
@@ -112,19 +105,6 @@ def test_a_site_that_calls_its_slurm_lab_is_not_taken_for_a_lab(
     assert resolve_cluster(None).cluster.name == "generic"
 
 
-def test_slurms_own_files_are_read_where_no_variable_names_one(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    second = tmp_path / "slurm.conf"
-    second.write_text("ClusterName=One-2\n", encoding="utf-8")
-    monkeypatch.setattr(clusterchoice, "CONFIG_FILES", (str(tmp_path / "none"), str(second)))
-
-    assert slurm_cluster_name({}) == "one-2"
-    identified(here, "mine", "slurm_cluster = 'ONE-2'")
-    assert resolve_cluster(None).cluster.name == "mine"
-    assert slurm_cluster_name({"SLURM_CONF": "/nowhere"}) == ""
-
-
 def test_a_users_cluster_wins_over_a_builtin_one_recognized_by_the_same_sign(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,3 +136,100 @@ def test_a_broken_file_is_passed_over_with_a_note(here: Path) -> None:
     assert found.cluster.name == "c"
     assert [note.split(": ")[0] for note in found.notes[:2]] == ["passed over", "passed over"]
     assert "unknown key 'hostnam'" in found.notes[1]
+
+
+MIXED = parse_cluster(
+    """
+    nodes = 10
+    gpus_per_node = 4
+    gpu_type = "l40s"
+    cpus_per_node = 64
+    mem_per_node = "480G"
+    choose_partition = true
+    [[partitions]]
+    name = "short"
+    max_walltime = "3:00:00"
+    [[partitions]]
+    name = "long"
+    max_walltime = "2-00:00:00"
+    nodes = 2
+    [[partitions]]
+    name = "big"
+    gpus_per_node = 8
+    gpu_type = "h100"
+    cpus_per_node = 48
+    mem_per_node = "2T"
+    """,
+    file="site.toml",
+    name="site",
+)
+
+
+def needs(**given: Any) -> Needs:
+    job = {"nodes": 1, "gpus_per_node": 4, "cpus": 8, "mem_mib": 1024, "time_s": 3600}
+    return Needs(**{**job, **given})
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        ({}, "short"),
+        ({"time_s": 10800}, "short"),
+        ({"time_s": 10801}, "long"),
+        ({"time_s": 10801, "nodes": 3}, "big"),
+        ({"gpus_per_node": 5}, "big"),
+        ({"mem_mib": 480 * 1024 + 1}, "big"),
+        ({"mem_mib": 0}, "short"),
+        ({"gpu_type": "h100"}, "big"),
+    ],
+)
+def test_the_first_partition_in_the_order_of_the_file_that_fits_is_chosen(
+    job: dict[str, Any], name: str
+) -> None:
+    assert choose_partition(MIXED, needs(**job)) == name
+
+
+def test_a_job_that_fits_nowhere_is_refused_with_the_reason_of_each() -> None:
+    with pytest.raises(RenderError) as caught:
+        choose_partition(MIXED, needs(nodes=3, cpus=60, time_s=86400))
+
+    assert caught.value.message == (
+        "no partition of site offers 3 nodes with 4 GPUs for 1-00:00:00 (site.toml: partitions:"
+        " short: time at most 03:00:00; long: nodes at most 2; big: CPUs a node at most 48)"
+    )
+    assert "requeue" in caught.value.hint
+
+
+def test_a_partition_for_large_jobs_takes_no_small_one() -> None:
+    site = parse_cluster(
+        "[[partitions]]\nname = 'a'\nmin_nodes = 4\n[[partitions]]\nname = 'b'\nnodes = 3",
+        file="s.toml",
+        name="s",
+    )
+
+    assert choose_partition(site, needs(nodes=3)) == "b"
+    assert choose_partition(site, needs(nodes=4)) == "a"
+    with pytest.raises(RenderError, match=r"--nodes: 3 is less than s takes .*min_nodes = 4"):
+        fitting_site(site, ("a",), needs(nodes=3))
+
+
+def test_a_restricted_partition_is_never_chosen_and_taken_if_named() -> None:
+    site = parse_cluster(
+        "[[partitions]]\nname = 'a'\nrestricted = true\n[[partitions]]\nname = 'b'\nnodes = 3",
+        file="s.toml",
+        name="s",
+    )
+
+    assert choose_partition(site, needs()) == "b"
+    assert fitting_site(site, ("a",), needs(nodes=9)).nodes is None
+    with pytest.raises(RenderError, match="--nodes: 9 is more than s has"):
+        choose_partition(site, needs(nodes=9))
+
+
+def test_a_cluster_for_a_partition_has_its_nodes_and_tells_where_they_are_written() -> None:
+    big = for_partition(MIXED, MIXED.partitions[2])
+
+    assert (big.gpus_per_node, big.gpu_type, big.mem_per_node_mib) == (8, "h100", 2**21)
+    assert big.nodes == 10
+    assert big.written("gpus_per_node") == "site.toml: partitions.big.gpus_per_node"
+    assert big.written("nodes") == "site.toml: nodes"

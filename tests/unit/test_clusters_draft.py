@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.clusters.draft import SlurmFacts, draft
 from hpc_toolkit.slurm.clusters.facts import Cluster, parse_cluster
-from hpc_toolkit.slurm.clusters.files import write_draft
-from hpc_toolkit.slurm.clusters.nodes import NodeKind, read_gres
-from hpc_toolkit.slurm.controller import parse_config
+from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.records import parse_records
 from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED, facts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TODAY = dt.date(2026, 11, 21)
 
@@ -26,10 +20,6 @@ TODAY = dt.date(2026, 11, 21)
 def drafted(told: SlurmFacts) -> tuple[str, Cluster]:
     text = draft("site", told, TODAY)
     return text, parse_cluster(text, file="site.toml", name="site")
-
-
-def without_comments(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
 def test_an_old_slurm_with_select_linear_is_described() -> None:
@@ -101,13 +91,6 @@ def test_a_partition_that_only_some_may_use_is_marked(limit: str) -> None:
     assert site.partitions[0].restricted
 
 
-def test_a_partition_for_large_jobs_says_from_how_many_nodes_on() -> None:
-    nodes = [f"NodeName=n{i} CPUTot=4 RealMemory=100 Partitions=a" for i in range(3)]
-
-    assert described("PartitionName=a MinNodes=2", *nodes)[1].partitions[0].min_nodes == 2
-    assert described("PartitionName=a MinNodes=1", *nodes)[1].partitions[0].min_nodes is None
-
-
 def test_nodes_with_almost_equal_memory_are_of_one_kind() -> None:
     nodes = [
         f"NodeName=n{i} CPUTot=64 RealMemory={515000 if i < 7 else 515900} Partitions=gpu"
@@ -120,30 +103,14 @@ def test_nodes_with_almost_equal_memory_are_of_one_kind() -> None:
     assert site.kinds[0].mem_mib == 515000
 
 
-def test_memory_that_nobody_told_slurm_of_is_unknown() -> None:
-    told = facts(
-        "ClusterName = x\nSelectTypeParameters = CR_CORE",
-        ["PartitionName=a", "PartitionName=b"],
-        [
-            "NodeName=n1 CPUTot=4 RealMemory=1 Partitions=a",
-            "NodeName=n2 CPUTot=4 RealMemory=5000 Partitions=b",
-        ],
-    )
-    _, site = drafted(told)
+def test_memory_that_differs_on_each_node_makes_few_kinds() -> None:
+    nodes = [
+        f"NodeName=n{i} CPUTot=64 RealMemory={500000 + 500 * i} Partitions=a" for i in range(40)
+    ]
+    _, site = described("PartitionName=a", *nodes)
 
-    assert [kind.mem_mib for kind in site.kinds] == [None, 5000]
-    assert [kind.name for kind in site.kinds] == ["cpu4", "cpu4-5000M"]
-    assert site.mem_style == "none"
-
-
-def test_limits_of_use_are_told_in_comments() -> None:
-    text, site = drafted(ROUTED)
-
-    assert not site.account_required
-    assert "# account_required = true" in text
-    assert 'restricted = "AllowAccounts=lab-a,lab-b: your accounts are unknown"' in text
-    for name, why in (("admin", "RootOnly=YES"), ("broken", "State=DOWN"), ("empty", "no nodes")):
-        assert f"# Left out: '{name}': {why}" in text
+    assert [kind.mem_mib for kind in site.kinds] == [500000, 505500, 511000, 516500]
+    assert [number for _, number in site.partitions[0].kinds] == [11, 11, 11, 7]
 
 
 def test_a_partition_is_chosen_where_slurm_does_not_route_and_the_default_is_first() -> None:
@@ -153,23 +120,6 @@ def test_a_partition_is_chosen_where_slurm_does_not_route_and_the_default_is_fir
     assert site.choose_partition
     assert "# the default partition\n[[partitions]]" in text
     assert "PreemptMode=REQUEUE: jobs here may have to give way" in text
-
-
-def test_a_partitions_own_limits_are_less_than_its_nodes() -> None:
-    _, site = drafted(MIXED)
-    batch, preempt = site.partitions
-
-    assert dict(batch.kinds) == {"cpu126": 3, "gpux4": 2}
-    assert (batch.max_cpus_per_node, batch.max_mem_per_node_mib) == (48, 200000)
-    assert preempt.max_mem_per_node_mib == 240000, "of the cluster"
-    assert preempt.max_walltime_s is None
-
-
-def test_no_limit_of_arrays_and_no_type_of_gpus_stay_open() -> None:
-    _, site = drafted(MIXED)
-
-    assert site.max_array_size is None
-    assert {kind.name: kind.gpus for kind in site.kinds}["gpux4"] == (("", 4),)
 
 
 def test_every_suggestion_in_a_comment_is_valid_where_it_stands() -> None:
@@ -188,24 +138,6 @@ def test_every_suggestion_in_a_comment_is_valid_where_it_stands() -> None:
     assert dict(site.nccl) == {"NCCL_SOCKET_IFNAME": "ib0"}
 
 
-@pytest.mark.parametrize(
-    ("gres", "found"),
-    [
-        ("", []),
-        ("gpu:4", [("gpu", "", 4)]),
-        ("gpu", [("gpu", "", 1)]),
-        ("gpu:l40s:4(S:0,2),nvme:1", [("gpu", "l40s", 4), ("nvme", "", 1)]),
-        ("gpu:a100:2,gpu:v100:6", [("gpu", "a100", 2), ("gpu", "v100", 6)]),
-        ("gpu:a100_3g.20gb:8", [("gpu", "a100_3g.20gb", 8)]),
-        ("gpu:no_consume:4", [("gpu", "", 4)]),
-        ("shard:a100:8,mps:400", [("shard", "a100", 8), ("mps", "", 400)]),
-        ("gpu:a100:2,gpu:a100:2", [("gpu", "a100", 4)]),
-    ],
-)
-def test_resources_are_read_from_gres(gres: str, found: list[tuple[str, str, int]]) -> None:
-    assert read_gres(gres) == found
-
-
 def test_text_with_spaces_and_equal_signs_hides_no_value() -> None:
     line = "NodeName=n1 OS=Linux 6.1 #1 SMP  RealMemory=5 State=IDLE Reason=RealMemory=7 x=y"
 
@@ -213,12 +145,50 @@ def test_text_with_spaces_and_equal_signs_hides_no_value() -> None:
     assert len(parse_records(f"{line}\nNo partitions\n\n")) == 1
 
 
-def test_settings_are_read_with_their_spaces_and_indices() -> None:
-    told = parse_config(
-        "Configuration data as of x\nA = (null)\nSlurmctldHost[0]  = a(b)\nB   = \n"
+def test_numbers_that_mean_no_limit_are_written() -> None:
+    _, site = described(
+        "PartitionName=a",
+        "NodeName=n CPUTot=4 RealMemory=9000 Partitions=a",
+        config="MaxArraySize = 4000001\n",
     )
 
-    assert told == {"A": "(null)", "SlurmctldHost[0]": "a(b)", "B": ""}
+    assert site.max_array_size == 2**20
+
+
+@pytest.mark.parametrize("gpu", ["tesla-v100", "a100-v2"])
+def test_each_kind_of_nodes_has_its_own_name(gpu: str) -> None:
+    nodes = [
+        f"NodeName=n{n} CPUTot={n} RealMemory=9000 Gres=gpu:{gpu}:4 Partitions=a"
+        for n in range(1, 5)
+    ]
+    _, site = described("PartitionName=a", *nodes)
+
+    assert sum(number for _, number in site.partitions[0].kinds) == len(site.kinds) == 4
+
+
+@pytest.mark.parametrize("key", ["Reason", "Comment", "Extra"])
+def test_nothing_is_read_from_free_text(key: str) -> None:
+    text = "MemSpecLimit=3 CoreSpecCount=2 Partitions=a"
+    line = f"NodeName=n1 RealMemory=5 {key}=x {text}\ny=Gres=gpu:8 {text}\nComment=z {text}\n"
+
+    assert parse_records(line) == ({"NodeName": "n1", "RealMemory": "5"},)
+
+
+@pytest.mark.parametrize(
+    ("values", "cpus"),
+    [
+        ("CPUEfctv=192 CPUTot=224 CoreSpecCount=16 Sockets=2 CoresPerSocket=56", 192),
+        # Slurm 21.08 has no CPUEfctv. A CPU is a thread or a core.
+        ("CPUTot=224 CoreSpecCount=16 Sockets=2 CoresPerSocket=56 ThreadsPerCore=2", 192),
+        ("CPUTot=112 CoreSpecCount=16 Sockets=2 CoresPerSocket=56 ThreadsPerCore=2", 96),
+        ("CPUTot=112 CoreSpecCount=16", 96),
+        ("CPUTot=112 Sockets=2 CoresPerSocket=56", 112),
+    ],
+)
+def test_cores_for_the_system_are_not_for_jobs(values: str, cpus: int) -> None:
+    _, site = described("PartitionName=a", f"NodeName=n RealMemory=9000 {values} Partitions=a")
+
+    assert site.kinds[0].cpus == cpus
 
 
 def test_a_slurm_without_partitions_is_refused_and_says_what_was_left_out() -> None:
@@ -252,10 +222,3 @@ def test_hostile_words_of_slurm_stay_in_their_strings_and_comments() -> None:
     told.config["ClusterName"] = "ok"
     with pytest.raises(ConfigError, match="gpus: 'a;b:4'"):
         draft("site", told, TODAY)
-
-
-def test_a_draft_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x", encoding="utf-8")
-
-    with pytest.raises(ConfigError, match=r"file/site\.toml: cannot be written"):
-        write_draft("site", "x", out=str(tmp_path / "file" / "site.toml"), force=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,11 +11,8 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.clusters import files
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import VARIABLES, cluster_names, load_cluster
-from hpc_toolkit.slurm.clusters.files import cluster_files, user_directory
+from hpc_toolkit.slurm.clusters.files import user_directory
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, MEMORY_OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Layers:
@@ -82,14 +78,6 @@ def test_tables_are_merged_key_by_key_and_lists_are_replaced(layers: Layers) -> 
     assert lab.written("defaults.time") == "clusters/lab.toml: defaults.time"
 
 
-def test_a_new_name_is_a_new_cluster(layers: Layers) -> None:
-    file = layers.write("user", "mine", "nodes = 3")
-
-    assert "mine" in cluster_names()
-    assert (load_cluster("mine").nodes, load_cluster("mine").file) == (3, file)
-    assert load_cluster("mine").argument == "mine"
-
-
 def test_the_project_is_the_current_directory_and_none_above(
     layers: Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,13 +87,6 @@ def test_the_project_is_the_current_directory_and_none_above(
     monkeypatch.chdir(below)
 
     assert "mine" not in cluster_names()
-
-
-def test_a_project_file_equal_to_the_builtin_one_is_no_layer(layers: Layers) -> None:
-    builtin = next(one for one in cluster_files() if one.name == "lab")
-    layers.write("project", "lab", builtin.source.read_text(encoding="utf-8"))
-
-    assert load_cluster("lab").written("nodes") == "clusters/lab.toml: nodes"
 
 
 def test_a_cluster_named_by_its_path_has_one_file_and_the_variables(
@@ -118,16 +99,6 @@ def test_a_cluster_named_by_its_path_has_one_file_and_the_variables(
     lab = load_cluster("./lab.toml")
 
     assert (lab.nodes, lab.cpus_per_node, lab.defaults) == (3, None, (("account", "me"),))
-
-
-def test_the_path_of_a_layers_own_file_keeps_what_the_file_overrides(layers: Layers) -> None:
-    layers.write("project", "lab", "nodes = 3")
-    user = layers.write("user", "lab", "cpus_per_node = 5")
-
-    lab = load_cluster("./clusters/lab.toml")
-
-    assert (lab.nodes, lab.cpus_per_node, lab.gpu_type) == (3, 5, "l40s")
-    assert load_cluster(user).nodes == 8
 
 
 def test_extends_starts_from_another_cluster_but_not_from_how_it_is_recognized(
@@ -165,13 +136,6 @@ def test_every_option_with_a_default_has_a_variable(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("layers")
-def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCTK_TIME", "")
-
-    assert load_cluster("lab").written("defaults.time") == "clusters/lab.toml: defaults.time"
-
-
-@pytest.mark.usefixtures("layers")
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -187,19 +151,6 @@ def test_a_variable_that_is_no_value_is_refused_by_its_name(
 
     with pytest.raises(ConfigError, match=rf"\${variable}: "):
         load_cluster("lab")
-
-
-def test_a_later_memory_option_takes_the_place_of_the_earlier_one(
-    layers: Layers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers.write("user", "generic", "[defaults]\nmem = '5G'")
-    assert set(dict(load_cluster("generic").defaults)) >= {"mem"}
-    assert "mem_per_cpu" not in dict(load_cluster("generic").defaults)
-
-    monkeypatch.setenv("HPCTK_MEM_PER_GPU", "20G")
-
-    assert "mem" not in dict(load_cluster("generic").defaults)
-    assert load_cluster("generic").written("defaults.mem_per_gpu") == "$HPCTK_MEM_PER_GPU"
 
 
 @pytest.mark.parametrize("layer", ["site", "user", "project"])
@@ -309,40 +260,6 @@ def test_a_file_beyond_what_python_reads_is_an_error_of_that_file(
     assert resolve_cluster(None).cluster.name == "generic"
 
 
-def test_an_empty_variable_names_no_directory_of_the_site(
-    monkeypatch: pytest.MonkeyPatch, layers: Layers
-) -> None:
-    layers.write("user", "x", "nodes = 3")
-    monkeypatch.setenv("HPCTK_SITE_CLUSTERS", "")
-
-    assert load_cluster("x").nodes == 3
-
-
-def test_a_directory_that_cannot_be_read_is_told(
-    layers: Layers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = Path.iterdir
-
-    def forbidden(path: Path) -> Iterator[Path]:
-        if path == layers.directories["user"]:
-            raise PermissionError(13, "Permission denied")
-        return real(path)
-
-    monkeypatch.setattr(Path, "iterdir", forbidden)
-
-    with pytest.raises(ConfigError, match="clusters/: cannot be read: Permission denied") as caught:
-        load_cluster("generic")
-    assert "readable" in caught.value.hint
-
-
-@pytest.mark.usefixtures("layers")
-def test_a_site_directory_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCTK_SITE_CLUSTERS", "/nowhere/clusters")
-
-    with pytest.raises(ConfigError, match="HPCTK_SITE_CLUSTERS: '/nowhere/clusters' is no"):
-        load_cluster("lab")
-
-
 def test_the_users_directory_follows_xdg_and_ignores_a_relative_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -350,11 +267,3 @@ def test_the_users_directory_follows_xdg_and_ignores_a_relative_path(
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
 
     assert user_directory() == Path("/home/me/.config/hpctk/clusters")
-
-
-def test_hidden_files_and_other_endings_are_no_cluster_files(layers: Layers) -> None:
-    assert {one.layer for one in cluster_files()} == {"built-in"}
-    for name in (".lab.toml.swp", ".hidden.toml", "notes.md"):
-        (layers.directories["user"] / name).write_text("?", encoding="utf-8")
-
-    assert {one.layer for one in cluster_files()} == {"built-in"}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
+from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.planning.nodes import Worker, node_of
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
@@ -15,6 +18,7 @@ from hpc_toolkit.slurm.clusters.nodes import format_count, read_gres
 from hpc_toolkit.slurm.clusters.rights import ASSOCIATION, QOS, User, parse_rows
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
+from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.submit.submission import of_request
 from tests.hostile import HOSTILE
 from tests.sites import Site, invented
@@ -32,6 +36,7 @@ normal|||||node=6|30
 over|OverPartQOS||node=9||||
 long|PartitionTimeLimit|7-00:00:00||||
 few|||node=3||||
+fast||00:30:00||||
 """
 KNOWN = User(
     groups=frozenset({"users"}),
@@ -95,6 +100,47 @@ SITES = {
         "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=cpu,shared",
         config=LINEAR,
     ),
+    "racks": made(
+        "all Default=YES",
+        *(
+            f"4*NodeName=s{n}x CPUTot=32 Partitions=all AvailableFeatures=small,r{n}"
+            for n in range(6)
+        ),
+        *(
+            f"2*NodeName=l{n}x CPUTot=32 Partitions=all AvailableFeatures=large,r{n}"
+            for n in range(6)
+        ),
+    ),
+    "closed": made(
+        "own Default=YES AllowAccounts=x,y",
+        "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=own",
+    ),
+    "order": made(
+        "main Default=YES QoS=few MaxNodes=2 MaxTime=1-0",
+        "spare PreemptMode=REQUEUE",
+        "gpu",
+        "cpu MaxTime=2-0",
+        "both MaxTime=5-0",
+        "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=main,cpu,spare,both",
+        "4*NodeName=g CPUTot=32 RealMemory=128000 Gres=gpu:a100:4 Partitions=gpu,spare,both",
+    ),
+    "short": made(
+        "main Default=YES MaxTime=1-0",
+        "test MaxTime=00:20:00",
+        "fast QoS=fast MaxTime=1-0",
+        "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=main,test,fast",
+        user=KNOWN,
+    ),
+    "complete": made(
+        "cpu OverSubscribe=EXCLUSIVE DefMemPerCPU=2000",
+        "gpu OverSubscribe=EXCLUSIVE JobDefaults=DefMemPerGPU=30000",
+        "most OverSubscribe=EXCLUSIVE MaxMemPerCPU=2000",
+        "more OverSubscribe=EXCLUSIVE MaxMemPerCPU=8000",
+        "new OverSubscribe=NO Exclusive=NODE DefMemPerCPU=2000",
+        "user OverSubscribe=NO Exclusive=USER",
+        "4*NodeName=n CPUTot=40 RealMemory=160000 Gres=gpu:a100:4"
+        " Partitions=cpu,gpu,most,more,new,user",
+    ),
     "whole": made(
         "part Default=YES",
         "whole OverSubscribe=EXCLUSIVE",
@@ -109,15 +155,13 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     ("features", "--gpus-per-node 2 --sbatch constraint=ib", {"gpus-per-node": "a100:2"}),
     ("features", "--gpus-per-node 2 --mem 200G", {"gpus-per-node": "a100:2"}),
     ("features", "--gpus-per-node 2", {"gpus-per-node": "a100:2"}),
-    # [a|b]: all nodes have the same one; a*2: the others may have none of it.
     ("features", "--nodes 6 --sbatch constraint=milan|rome", {"nodes": "6"}),
-    ("features", "--nodes 5 --sbatch constraint=[milan|rome]", r"nodes at most 4 \(a100x4\)"),
-    ("features", "--nodes 6 --sbatch constraint=milan*4", {"constraint": "milan*4"}),
-    ("features", "--nodes 6 --sbatch constraint=rome*3", r"rome\*3 .* on 2 nodes"),
-    ("features", "--nodes 3 --sbatch constraint=[(ib&milan)*2&rome*1]", {"nodes": "3"}),
-    ("features", "--nodes 5 --sbatch constraint=(ib&milan)|parts", {"nodes": "5"}),
-    # Slurm reads from left to right.
-    ("features", "--nodes 4 --sbatch constraint=parts|milan&rome", "parts.milan&rome is not what"),
+    ("features", "--nodes 7 --sbatch constraint=milan|rome", r"nodes at most 6 "),
+    ("features", "--nodes 5 --sbatch constraint=ib&milan", r"nodes at most 4 \(a100x4\)"),
+    ("features", "--sbatch constraint=rome&ib", "rome&ib is not what"),
+    # Slurm alone knows what brackets and counts mean.
+    ("features", "--nodes 8 --sbatch constraint=[milan|rome]", {"constraint": "[milan|rome]"}),
+    ("features", "--nodes 8 --sbatch constraint=rome*3", {"constraint": "rome*3"}),
     ("features", "--sbatch constraint=!milan", "constraint: '!milan' is not accepted"),
     # 16 CPUs with 2000M are too little.
     ("cpu limit", "--mem 30000M", {"partition": "thin", "cpus-per-task": "15"}),
@@ -149,6 +193,34 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     ("qos", "--nodes 10 --qos OVER", r"--nodes: 10 .*qos\.over: nodes at most 9"),
     ("qos", "--qos long --time 3-0", {"time": "3-00:00:00"}),
     ("qos", "array --array 0-30", r"31 jobs .*qos\.normal: at most 30"),
+    ("racks", "--nodes 13 --sbatch constraint=large", r"nodes at most 12 \("),
+    ("racks", "--nodes 36 --sbatch constraint=large|small", {"nodes": "36"}),
+    # It is left out of the file, because each rack would be a kind of nodes.
+    ("racks", "--nodes 12 --sbatch constraint=r1", {"nodes": "12"}),
+    ("closed", "--partition own --account X", {"partition": "own"}),
+    ("closed", "--partition own --account z", r"z is not for site .*own\.accounts = x, y"),
+    # Slurm's default is the first, whatever its QOS; GPUs and preemption are for who needs them.
+    ("order", "--nodes 2", {"partition": "main"}),
+    ("order", "--nodes 3", {"partition": "cpu"}),
+    ("order", "--nodes 3 --time 3-0", {"partition": "both"}),
+    ("order", "--nodes 3 --time 6-0", {"partition": "spare"}),
+    ("order", "--nodes 6", {"partition": "both"}),
+    ("order", "--gpus-per-node 1", {"partition": "gpu"}),
+    # The usual default, an hour, is too long for some partitions.
+    ("short", "--nodes 1", {"partition": "main", "time": "01:00:00"}),
+    ("short", "--partition test", {"time": "00:20:00"}),
+    ("short", "--partition fast", {"time": "00:30:00"}),
+    ("short", "--partition test --time 0:05:00", {"time": "00:05:00"}),
+    ("short", "--partition test --time 1:00:00", "01:00:00 is more than site has"),
+    # Slurm multiplies memory for a CPU or a GPU by all CPUs or GPUs of a complete node.
+    ("complete", "--partition cpu", {"mem": "160000M", "mem-per-cpu": None}),
+    ("complete", "--partition cpu --ntasks-per-node 20", {"mem": "160000M"}),
+    ("complete", "--partition gpu --gpus-per-node 1", {"mem": "160000M", "mem-per-gpu": None}),
+    ("complete", "--partition new", {"mem": "160000M"}),
+    ("complete", "--partition user", {"mem": "4000M"}),
+    ("complete", "--partition most", {"mem-per-cpu": "2000M"}),
+    ("complete", "--partition more", {"mem-per-cpu": "4000M"}),
+    ("complete", "--partition more --cpus-per-task 40", {"mem-per-cpu": "4000M"}),
     ("whole", "--gpus-per-node A100:2", {"gpus-per-node": "a100:2"}),
 ]
 
@@ -206,9 +278,83 @@ def test_a_plan_bills_complete_nodes_where_all_partitions_give_them(tmp_path: Pa
     assert node_of(priced, Worker(), gpus=6).price_per_hour == 16.0
 
 
-def test_several_submissions_count_against_the_number_of_jobs(tmp_path: Path) -> None:
-    from click.testing import CliRunner
+PRICED = """
+currency = "EUR"
+price_per_gpu_hour = 1.0
+[kinds.l40s]
+cpus = 32
+mem = "256G"
+gpus = "l40s:4"
+[kinds.a100]
+cpus = 64
+mem = "1T"
+gpus = "a100:8"
+[kinds.plain]
+cpus = 96
+mem = "128G"
+[[partitions]]
+name = "mixed"
+kinds = { l40s = 20, a100 = 4 }
+max_walltime = "1-00:00:00"
+[[partitions]]
+name = "whole"
+kinds = { a100 = 4 }
+whole_nodes = true
+price_per_gpu_hour = 3.0
+[[partitions]]
+name = "cpu"
+kinds = { plain = 9 }
+price_per_node_hour = 0.5
+"""
 
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        # workers of a node, its billed GPUs, price, and the time limit of the longest job
+        ("", (4, 4, 4.0, None)),
+        ("--partition mixed", (4, 4, 4.0, 86400)),
+        ("--partition mixed --gpus-per-node a100:2", (2, 2, 2.0, 86400)),
+        ("--partition mixed --memory-per-worker 300G", (3, 8, 8.0, 86400)),
+        ("--partition whole", (8, 8, 24.0, None)),
+        ("--partition whole --gpus-per-node 2", (2, 8, 24.0, None)),
+        ("--partition cpu --cores-per-worker 8", (12, 0, 0.5, None)),
+        ("--partition cpu,whole --gpus-per-node 4", (4, 8, 24.0, None)),
+        ("--gpus-per-node a100:8", (8, 8, 8.0, 86400)),
+        ("--partition none", "lists no partition none"),
+        ("--partition cpu --nodes 10", "--nodes: 10 is more than s has"),
+        ("--partition cpu --gpus-per-node 1", "--gpus-per-node: 1 is more than s has"),
+        ("--partition mixed --gpus-per-node h100:1", "its GPUs are l40s, a100"),
+        ("--partition mixed --time-limit 2d", "--time: 2-00:00:00 is more than s has"),
+    ],
+)
+def test_a_plan_of_a_partition_has_its_nodes_limits_and_prices(
+    tmp_path: Path, words: str, found: tuple[int, int, float, int | None] | str
+) -> None:
+    (tmp_path / "s.toml").write_text(PRICED, encoding="utf-8")
+    argv = [
+        "plan",
+        "--items",
+        "9999",
+        "--item-time",
+        "10min",
+        "--cluster",
+        str(tmp_path / "s.toml"),
+    ]
+    done = CliRunner().invoke(
+        load_commands("plan"), [*argv, "--nodes", "1", "--json", *words.split()]
+    )
+
+    if isinstance(found, str):
+        assert found in f"{done.exception} {getattr(done.exception, 'hint', '')}"
+        return
+    plan = json.loads(done.stdout)
+    node, (choice,) = plan["node"], plan["choices"]
+    limit_s = choice["ask_s"] if choice["in_a_row"] > 1 else None
+    assert (node["workers"], node["gpus"], node["price_per_hour"], limit_s) == found
+
+
+def test_several_submissions_count_against_the_number_of_jobs(tmp_path: Path) -> None:
     from hpc_toolkit.cli import submit
     from hpc_toolkit.cli.help import Commands
 
@@ -232,6 +378,9 @@ def test_several_submissions_count_against_the_number_of_jobs(tmp_path: Path) ->
         ("a:x", [("a", "x", 1)], "1"),
         ("a:1536", [("a", "", 1536)], "1536"),
         ("a:0", [("a", "", 0)], "0"),
+        ("gpu:l40s:4(S:0,2),nvme:1", [("gpu", "l40s", 4), ("nvme", "", 1)], "4"),
+        ("gpu:a100:2,gpu:v100:6,gpu:a100:2", [("gpu", "a100", 4), ("gpu", "v100", 6)], "4"),
+        ("gpu:no_consume:4", [("gpu", "", 4)], "4"),
     ],
 )
 def test_amounts_of_resources_are_read_with_their_units(
@@ -271,7 +420,13 @@ exclusive = false
 gres-flags = "enforce-binding"
 [[partitions]]
 name = "plain"
+[[partitions]]
+name = "tidy"
+[partitions.defaults.sbatch]
+hint = false
+nice = false
 """
+LEFT_OUT = ("hint", "licenses", "constraint", "time")
 
 
 @pytest.mark.parametrize(
@@ -322,6 +477,13 @@ name = "plain"
             },
         ),
         ("--partition plain --sbatch exclusive=no", {"exclusive": None, "hint": "nomultithread"}),
+        (
+            "--partition big" + "".join(f" --sbatch {one}=" for one in LEFT_OUT),
+            {"hint": None, "licenses": None, "constraint": None, "time": "01:00:00", "nice": "10"},
+        ),
+        ("--partition tidy", {"hint": None, "nice": None, "open-mode": "truncate"}),
+        ("--partition tidy --sbatch hint=multithread", {"hint": "multithread", "nice": None}),
+        ("--partition plain --sbatch comment=a= --sbatch image=", {"comment": "a=", "image": None}),
         ("--partition plain --sbatch oversubscribe", {"exclusive": None, "oversubscribe": ""}),
         ("--partition big,plain", {"hint": "nomultithread", "exclusive": ""}),
         ("train-cpu --partition plain --hint compute_bound -- t.py", {"hint": None, "nice": "10"}),
@@ -335,7 +497,7 @@ def test_the_command_line_wins_over_a_partition_and_that_over_the_cluster(
 
     options = found.options(words)
     assert {key: options.get(key) for key in expected} == expected
-    if "--time" not in words:
+    if "time" not in words:
         monkeypatch.setenv("HPCTK_TIME", "30")
         assert found.options(words)["time"] == "00:30:00"
 
@@ -357,6 +519,8 @@ def test_the_command_line_wins_over_a_partition_and_that_over_the_cluster(
         ("exclusive = 'sometimes'", "'sometimes' is not accepted"),
         ("constraint = 'a b'", "is not accepted"),
         ("licenses = true", "'licenses' needs a value"),
+        ("licenses = ''", "a value, or false to leave it out"),
+        ("exclude = ''", "a value, or false to leave it out"),
         ('comment = "a\\n#SBATCH --x"', "is not accepted"),
     ],
 )
@@ -453,8 +617,12 @@ def test_a_slash_in_a_name_makes_no_directory(tmp_path: Path) -> None:
     spec = read_spec({"job_name": "a b/c", "command": ("t.py",), "python": "/p"})
     found = of_request(spec, site, "train-cpu", run=None, cwd=tmp_path)
 
-    assert found.scripts[0].path == tmp_path / "slurm" / "a_b_c.sbatch"
-    assert (found.log, found.training) == ("slurm/logs/a_b_c-%j.out", tmp_path / "runs" / "a_b_c")
+    name = "a_b_c-539138d5"
+    assert found.scripts[0].path == tmp_path / "slurm" / f"{name}.sbatch"
+    assert (found.log, found.training) == (f"slurm/logs/{name}-%j.out", tmp_path / "runs" / name)
+    names = ("a_b_c", "a b/c", "a_b/c", "a b_c", "a:b=c")
+    assert len({file_name(one) for one in names}) == len(names)
+    assert file_name("layer-1.2_a") == "layer-1.2_a"
     with pytest.raises(RenderError, match="'/' would name a directory"):
         read_spec({"job_name": "a/b", "output": "x-%8x"})
     for name in (" a", "a ", "a\tb", "a;b", "$a", "a'b", "a#b", "a" * 65, "-a"):

@@ -94,10 +94,6 @@ def accepted_by_reader(text: str) -> bool:
     return True
 
 
-def test_the_schema_is_one() -> None:
-    jsonschema.Draft7Validator.check_schema(cluster_schema())
-
-
 @pytest.mark.parametrize("name", ["generic", "killarney", "lab"])
 def test_every_builtin_file_is_valid(name: str) -> None:
     source = importlib.resources.files("hpc_toolkit.slurm") / "data" / "clusters" / f"{name}.toml"

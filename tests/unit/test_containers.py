@@ -43,6 +43,8 @@ def plain(runtime: str, **fields: Any) -> str:
 @pytest.mark.parametrize("runtime", PROGRAMS)
 def test_a_hostile_image_or_path_is_one_word_or_refused(runtime: str, tmp_path: Path) -> None:
     program = PROGRAMS[runtime]
+    # Each text for two or three of the programs.
+    texts = TEXTS[list(PROGRAMS).index(runtime) % 3 :: 3]
     accepted = 0
     harmless: dict[str, dict[str, Any]] = {
         "container": {"container": "y"},
@@ -51,7 +53,7 @@ def test_a_hostile_image_or_path_is_one_word_or_refused(runtime: str, tmp_path: 
     lengths = {
         field: len(words_of(plain(runtime, **one), tmp_path)) for field, one in harmless.items()
     }
-    for text in TEXTS:
+    for text in texts:
         for field, value in (("container", text), ("bind", (f"/x/{text}",))):
             fields = {"container": "image", field: value}
             try:
@@ -69,7 +71,7 @@ def test_a_hostile_image_or_path_is_one_word_or_refused(runtime: str, tmp_path: 
             assert words[-2:] == ["prog", "word"]
             # As many words as for a harmless text.
             assert len(words) == lengths[field], (text, words)
-    assert accepted > len(TEXTS)
+    assert accepted > len(texts)
     assert list(tmp_path.iterdir()) == []
 
 

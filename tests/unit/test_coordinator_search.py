@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import hpc_toolkit.campaign.coordinator
-import hpc_toolkit.campaign.search
-from hpc_toolkit.bandit import Pull, ask_within
-from hpc_toolkit.campaign.coordinator import Coordinator, arm_of
-from hpc_toolkit.campaign.decisions import Decision, left_over
+from hpc_toolkit.bandit import Pull
+from hpc_toolkit.campaign.coordinator import arm_of
+from hpc_toolkit.campaign.decisions import Decision
 from hpc_toolkit.campaign.search import make_arms, metric_columns, policy_of
 from hpc_toolkit.campaign.summary import summarize
 from hpc_toolkit.engines.localcampaign import resume_campaign
-from hpc_toolkit.errors import ConfigError, RunError, TryAgainLaterError
-from hpc_toolkit.results.gather import unit_rows
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work
 
@@ -116,26 +113,6 @@ def test_opening_of_a_policy_is_a_whole_round(more: dict[str, Any], initial: int
     assert asdict(policy_of(campaign, make_arms(campaign)).rule)["initial"] == initial
 
 
-def test_race_over_a_window_is_not_asked_after_each_result(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An ask of a race of thousands of arms takes a tenth of a second, and none answers before the
-    last of a rung."""
-    asked: list[int] = []
-
-    def counted(policy: Any, n: int, pending: Any) -> Any:
-        asked.append(n)
-        return ask_within(policy, n, pending)
-
-    monkeypatch.setattr(hpc_toolkit.campaign.search, "ask_within", counted)
-    campaign = toy({**FAMILIES["racing"], "asks": "window"}, tasks={"seconds": SECONDS})
-    played = Played(fast_dir / "r", campaign, monkeypatch)
-    asked.clear()
-    decisions = played.coordinate()
-
-    assert asked == [20] * (len(decisions) + 1)
-
-
 def test_window_asks_for_one_when_the_oldest_is_told(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,41 +123,6 @@ def test_window_asks_for_one_when_the_oldest_is_told(
     told = [tell.arm for one in decisions for tell in one.tells]
     assert told == order[: len(told)]
     assert [len(one.tells) for one in decisions] == [0] + [1] * 6
-
-
-def test_results_of_a_pull_are_read_and_no_others(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[int] = []
-
-    def counted(*words: Any) -> Any:
-        rows = list(unit_rows(*words))
-        read.append(len(rows))
-        return rows
-
-    monkeypatch.setattr(hpc_toolkit.campaign.coordinator, "unit_rows", counted)
-    decisions = Played(fast_dir / "r", made("window"), monkeypatch).coordinate()
-
-    assert read == [3] * len(decisions)
-
-
-def test_race_asks_for_a_rung_at_once_and_says_of_which_tasks(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    campaign = toy(FAMILIES["racing"], tasks={"seconds": SECONDS})
-    decisions = Played(fast_dir / "r", campaign, monkeypatch).coordinate()
-
-    assert len(decisions[0].pulls) == 20
-    assert {pull.tasks for pull in decisions[0].pulls} == {("a", "b")}
-    assert decisions[0].to_json()["tasks"] == [["a", "b"]] * 20
-    assert {pull.tasks for pull in decisions[1].pulls} == {("c",)}
-    assert len(decisions[1].pulls) < 20
-
-
-def test_left_over_is_what_nobody_asked_for_and_those_that_lack_most_come_first() -> None:
-    asked = [Pull("x", ("a",)), Pull("y"), Pull("x", ("c",))]
-
-    assert left_over(asked, ["x", "y", "z"], ALL) == [Pull("z"), Pull("x", ("b",))]
 
 
 def test_metrics_of_the_first_decision_stay_when_a_retry_adds_some(
@@ -268,24 +210,6 @@ def test_a_restart_takes_recorded_asks_from_the_log_even_if_the_policy_would_ask
     assert len(after) > len(before)
 
 
-def test_settings_that_change_while_the_metrics_are_measured_are_those_of_the_search(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = fast_dir / "r"
-
-    def value(item: dict[str, Any]) -> Value:
-        if "task" not in item:
-            resume_campaign(Run.open(root), made("window"), update=True)
-        return value_of(item)
-
-    played = Played(root, made("rounds"), monkeypatch, value)
-
-    decisions = played.coordinate()
-
-    calm = Played(fast_dir / "calm", made("window"), monkeypatch).coordinate()
-    assert asks(decisions) == asks(calm)
-
-
 def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,24 +227,3 @@ def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
     found = summarize(run.view, made("window"))
     assert found is not None
     assert found.ended == "requested 9 arms, the budget is 9"
-
-
-def test_a_coordinator_that_is_late_for_the_seal_leaves_without_a_failure(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was frozen in its ask, and by another one's settings the hours had passed."""
-    search = {"policy": "random", "wall_hours": 1.0, "pending": 2}
-    played = Played(fast_dir / "r", toy(search), monkeypatch)
-    played.waits_s = 1.0
-    assert played.killed(4)
-    late = Coordinator(Run.open(played.root).view, toy(search))
-    encode = late._encode
-
-    def frozen(decision: Decision) -> list[bytes]:
-        played.coordinate(toy({**search, "wall_hours": 1e-6}))
-        return encode(decision)
-
-    monkeypatch.setattr(late, "_encode", frozen)
-
-    with pytest.raises(TryAgainLaterError, match="another coordinator has finished the search"):
-        late.run()

@@ -6,7 +6,6 @@ import logging
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from torch import nn  # noqa: E402 - only where torch is
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError  # noqa: E402
 from hpc_toolkit.training import distributed  # noqa: E402 - only where torch is
-from hpc_toolkit.training.distributed import group  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -111,23 +109,6 @@ def test_ranks_that_nobody_tells_where_to_meet_say_so(monkeypatch: pytest.Monkey
     assert "hpctk launch" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("count", "local_rank", "device"), [(4, 3, "cuda:3"), (1, 3, "cuda:0"), (2, 2, "")]
-)
-def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one(
-    count: int, local_rank: int, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    info = distributed.DistributedInfo(local_rank=local_rank, world_size=4, local_world_size=4)
-
-    assert group._device("gloo", info) == "cpu"
-    if device:
-        assert group._device("nccl", info) == device
-        return
-    with pytest.raises(ConfigError, match="rank 2 of this node has no GPU"):
-        group._device("nccl", info)
-
-
 class Blocks(nn.Module):
     """Blocks in a list, and a count of their passes."""
 
@@ -187,40 +168,6 @@ def test_each_line_of_a_ranks_log_has_time_and_rank(
     assert [line.rpartition("INFO ")[2] for line in lines[:2]] == ["two", "lines"]
     assert lines[-1].endswith("ERROR ValueError: too bad")
     assert not (tmp_path / "elsewhere" / "rank-1.log").read_text()
-
-
-def test_a_thread_that_waits_for_the_interpreter_has_it_before_the_block_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    for name, value in place.items():
-        monkeypatch.setenv(name, value)
-    last, had = threading.Lock(), threading.Event()
-    states = iter((False, True))
-    dist = torch.distributed
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
-    monkeypatch.setattr(dist, "is_initialized", lambda: next(states))
-    monkeypatch.setattr(dist, "destroy_process_group", last.release)
-    last.acquire()
-
-    def want() -> None:
-        with last:
-            had.set()
-
-    thread = threading.Thread(target=want)
-    thread.start()
-    before = sys.getswitchinterval()
-    # Nothing is taken from whoever has the interpreter.
-    sys.setswitchinterval(100)
-    try:
-        with distributed.process_group("gloo"):
-            pass
-        in_time = had.is_set()
-    finally:
-        sys.setswitchinterval(before)
-        thread.join()
-
-    assert in_time
 
 
 def test_leaving_writes_out_what_was_printed_and_tears_nothing_down() -> None:

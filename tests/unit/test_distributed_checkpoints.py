@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpc_toolkit.errors import HpcToolkitError  # noqa: E402
-from hpc_toolkit.training.distributed import Checkpoints, ResumableSampler, checkpoints  # noqa: E402
+from hpc_toolkit.training.distributed import Checkpoints, ResumableSampler  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -69,17 +69,6 @@ def test_the_latest_are_kept_and_those_that_are_due_are_told(tmp_path: Path) -> 
     assert names(tmp_path) == ["step-000000009.pt", "step-000000010.pt"]
     assert [step for step in range(1, 11) if toy.checkpoints.due(step)] == [5, 10]
     assert toy.checkpoints.saving_s > 0
-
-
-def test_a_training_that_begins_anew_keeps_what_it_saves(tmp_path: Path) -> None:
-    toy = Toy(tmp_path, keep=2)
-    for step in (450, 500, 50):
-        saved = toy.checkpoints.save(step)
-        assert saved.exists()
-
-    assert names(tmp_path) == ["step-000000050.pt", "step-000000500.pt"]
-    toy.checkpoints.save(100)
-    assert names(tmp_path) == ["step-000000100.pt", "step-000000500.pt"]
 
 
 def torn(path: Path) -> None:
@@ -232,19 +221,3 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path: Pa
     assert restored.step == 1
     toy.save(2)
     assert names(tmp_path) == ["step-000000001.pt", "step-000000002.pt"]
-
-
-def test_a_rank_that_cannot_read_makes_all_take_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    toy = Toy(tmp_path)
-    for step in (1, 2):
-        toy.checkpoints.save(step)
-    answers = iter([[True, False], [True, True]])
-    monkeypatch.setattr(checkpoints, "_gathered", lambda _: next(answers))
-
-    restored = toy.checkpoints.restore()
-
-    assert restored is not None
-    assert restored.step == 1
-    assert "another rank cannot read it" in caplog.text

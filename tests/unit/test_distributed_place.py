@@ -1,11 +1,17 @@
-"""Which rank a process is, by what its launcher, srun or nobody says."""
+"""Which rank a process is, the learning rate for its batch, and when ranks stop together."""
 
 from __future__ import annotations
 
+import os
+import signal
+from typing import Any
+
 import pytest
 
-from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.distributed import DistributedInfo
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.training.distributed import DistributedInfo, StopSignal, scaled
+from hpc_toolkit.training.distributed import checkpoints as stopping
+from tests.manualclock import ManualClock
 
 LAUNCHED = {
     "RANK": "5",
@@ -67,3 +73,99 @@ def test_half_of_a_launchers_variables_is_an_error() -> None:
         DistributedInfo.from_environ({"WORLD_SIZE": "2"})
 
     assert "hpctk launch" in caught.value.hint
+
+
+def test_the_rate_grows_with_the_global_batch() -> None:
+    # Goyal et al. 2017: 0.1 for 256 images becomes 3.2 for 8,192 on 256 GPUs with 32 each.
+    found = scaled(32, 0.1, 256, 256)
+
+    assert found.global_batch == 8192
+    assert found.learning_rate == pytest.approx(3.2)
+    assert scaled(8, 0.1, 256, 256, accumulation=4) == found
+
+
+def test_a_warm_up_rises_from_the_base_rate() -> None:
+    found = scaled(32, 0.1, 32, 4)
+
+    rates = [found.warmed_up(step, 4) for step in range(6)]
+
+    assert rates == pytest.approx([0.1, 0.175, 0.25, 0.325, 0.4, 0.4])
+    assert found.warmed_up(0, 0) == found.learning_rate
+
+
+@pytest.mark.parametrize("name", ["batch_per_rank", "base_rate", "base_batch", "world_size"])
+def test_numbers_that_are_not_positive_are_refused(name: str) -> None:
+    numbers = {"batch_per_rank": 1, "base_rate": 1, "base_batch": 1, "world_size": 1, name: 0}
+
+    with pytest.raises(HpcToolkitError, match=f"{name} must be above 0"):
+        scaled(**numbers)
+
+
+def looks(stop: StopSignal, clock: ManualClock, step_s: float, steps: int) -> list[int]:
+    """The steps after which the ranks asked each other."""
+    found: list[int] = []
+
+    def highest(wanted: int, chosen: int) -> tuple[int, int]:
+        found.append(made)
+        return wanted, chosen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stopping, "_highest", highest)
+        for made in range(1, steps + 1):  # noqa: B007 - the number that is noted
+            clock.advance(step_s)
+            assert not stop.agreed()
+    return found
+
+
+def test_quick_steps_are_looked_after_about_once_a_second(clock: ManualClock) -> None:
+    with StopSignal(clock=clock) as stop:
+        found = looks(stop, clock, 0.01, 1_000)
+
+    assert found[:4] == [1, 3, 7, 15]
+    assert found[-1] - found[-2] == pytest.approx(100, abs=1)
+    assert len(found) < 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_stops_after_the_step_in_which_it_is_seen(
+    number: signal.Signals, clock: ManualClock
+) -> None:
+    with StopSignal(clock=clock) as stop:
+        clock.advance(5)
+        assert not stop.agreed()
+        os.kill(os.getpid(), number)
+        clock.advance(5)
+        assert stop.agreed()
+        assert stop.agreed()
+        assert stop.received == number
+
+
+def test_the_deadline_leaves_time_for_a_step_and_a_checkpoint(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_DEADLINE", str(clock.now + 100))
+    stopped_at = 0.0
+    with StopSignal(clock=clock, margin_s=10) as stop:
+        start = clock.now
+        while not stopped_at:
+            clock.advance(4)
+            if stop.agreed(saving_s=20):
+                stopped_at = clock.now - start
+
+    # 100 less 10 of margin, 20 of saving and 4 of the next step.
+    assert stopped_at == pytest.approx(68)
+
+
+def test_handlers_are_given_back_but_a_second_warning_kills_nobody_who_leaves() -> None:
+    before: Any = signal.getsignal(signal.SIGUSR1)
+    try:
+        with StopSignal([signal.SIGUSR1]):
+            assert signal.getsignal(signal.SIGUSR1) != before
+        assert signal.getsignal(signal.SIGUSR1) == before
+
+        with StopSignal([signal.SIGUSR1]) as stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert stop.agreed()
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

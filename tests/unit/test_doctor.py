@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.doctor import examine, filesystem, locks, partner, sides
-from hpc_toolkit.doctor.children import Child
-from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.sides import Channel, SilentSideError, make_area, sweep
+from hpc_toolkit.doctor import examine, filesystem, locks, sides
+from hpc_toolkit.doctor.sides import Finding, Verdict
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.mounts import Mount
 from tests.manualclock import ManualClock
@@ -25,7 +23,7 @@ from tests.toyrun import ToyRun, tree
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.doctor.findings import Report
+    from hpc_toolkit.doctor.sides import Report
 
 SETTLED = [
     *("filesystem", "mount options", "space", "sides", "exclusive names"),
@@ -38,7 +36,7 @@ SETTLED = [
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough of everything to be right, not to be measured."""
     monkeypatch.setattr(filesystem, "_MOST_SYNCS", 3)
-    monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
+    monkeypatch.setattr(examine, "ARRIVAL_S", 10.0)
 
 
 @pytest.fixture
@@ -202,24 +200,6 @@ def test_a_name_with_two_owners_is_unsafe(fast_dir: Path, monkeypatch: pytest.Mo
     assert report.verdict is Verdict.UNSAFE
 
 
-def test_a_name_that_is_refused_and_is_not_there_is_slower(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = files.create_name
-
-    def refuses(path: Path, target: str) -> str:
-        if path.name in {str(index) for index in range(3, 30)}:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-        return real(path, target)
-
-    monkeypatch.setattr(files, "create_name", refuses)
-
-    exclusive = found(looked_at(fast_dir))["exclusive names"]
-
-    assert exclusive.verdict is Verdict.SLOWER
-    assert "refused and are not there" in exclusive.found
-
-
 @pytest.mark.parametrize(("hidden_s", "verdict"), [(0.3, "slower"), (60.0, "unsafe")])
 def test_what_stays_unseen_is_timed_and_judged(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch, hidden_s: float, verdict: str
@@ -277,24 +257,6 @@ def test_little_room_is_unsafe_and_uncounted_inodes_are_not(
     assert [one.check for one in findings if one.verdict is Verdict.UNSAFE] == unsafe
 
 
-def test_a_directory_that_cannot_be_written_is_unsafe_and_its_run_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy = ToyRun(tmp_path / "run")
-    before = tree(toy.root)
-
-    def refused(*_: object) -> Path:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(examine, "make_area", refused)
-
-    report = looked_at(toy.root)
-
-    assert found(report)["writing"].verdict is Verdict.UNSAFE
-    assert found(report)["log (items)"].verdict is Verdict.FINE
-    assert tree(toy.root) == before
-
-
 def test_an_examination_of_a_full_disk_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,53 +302,3 @@ def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(fast_dir: Path
     after = without_root(tree(toy.root))
     assert after.pop("doctor.json")
     assert after == before
-
-
-def abandoned(root: Path) -> Path:
-    """The area of a process that is gone."""
-    child = Child(lambda: str(make_area(root, "dead", "lead")))
-    area = Path(child.answer(400.0))
-    child.end()
-    return area
-
-
-def test_the_area_of_another_host_is_left_for_an_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    area = abandoned(tmp_path)
-    monkeypatch.setattr(sides, "host_name", lambda: "elsewhere")
-    own = make_area(tmp_path, "own", "lead")
-    assert sweep(tmp_path, own) == []
-
-    os.utime(area, (0, own.stat().st_mtime - 3700))
-
-    assert sweep(tmp_path, own) == [area.name]
-    assert not area.exists()
-
-
-@pytest.fixture
-def talk(tmp_path: Path) -> tuple[Channel, Channel]:
-    """Two ends that have met; the second one came late."""
-    one, two = Channel(tmp_path, "a", "b"), Channel(tmp_path, "b", "a")
-    child = Child(lambda: two.connect(400.0))
-    one.connect(400.0)
-    child.answer(400.0)
-    child.end()
-    two._peer = one._nonce
-    return one, two
-
-
-def test_a_message_that_is_torn_is_read_again(
-    tmp_path: Path, talk: tuple[Channel, Channel]
-) -> None:
-    one, two = talk
-    two.send(1, {"answer": 3})
-    path = tmp_path / "said-b"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:2000] + b"x" + whole[2001:])
-
-    with pytest.raises(SilentSideError, match="did not answer"):
-        one.receive(1, 0.05)
-    path.write_bytes(whole)
-
-    assert one.receive(1, 400.0) == {"answer": 3}

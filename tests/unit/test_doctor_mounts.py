@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.doctor.filesystem import check_mount
-from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.sides import Side, are_apart, side_of
+from hpc_toolkit.doctor.sides import Side, Verdict, are_apart, side_of
 from hpc_toolkit.rundir.mounts import Mount, parse_mount
 
 if TYPE_CHECKING:
@@ -92,10 +91,6 @@ def test_the_worst_option_gives_the_verdict_and_all_are_named() -> None:
 )
 def test_flock_is_local_where_the_options_say_so(option: str, local: bool) -> None:
     assert mount("nfs", option).locks_are_local is local
-
-
-def finding(verdict: Verdict) -> Finding:
-    return Finding("x", verdict, "y")
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 from filelock import FileLock
 
-from hpc_toolkit.cli import load_commands
 from hpc_toolkit.doctor.sides import side_of
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
@@ -126,30 +124,6 @@ def test_a_least_lease_that_nobody_measured_is_ignored_and_that_is_said(
     assert f"least_lease_s = {least_s:g} in doctor.json is ignored" in found.said
 
 
-SLOWER: dict[str, Any] = {
-    "verdict": "slower",
-    "troubles": [{"check": "delay (directory)"}, {"check": "small files"}],
-}
-
-
-def test_status_shows_what_was_said_of_the_directory(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run")
-    assert "doctor" not in shown(toy)
-
-    prove(toy.paths, **SLOWER)
-
-    line = next(line for line in shown(toy).splitlines() if "doctor" in line)
-    assert line.split(maxsplit=1)[1].startswith("slower: delay (directory)")
-    assert json.loads(shown(toy, "--json"))["doctor"].startswith("slower: ")
-
-
-def shown(toy: ToyRun, *options: str) -> str:
-    """What 'hpctk status' prints."""
-    done = CliRunner().invoke(load_commands("status"), ["status", str(toy.root), *options])
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def worker_of(toy: ToyRun, **options: Any) -> Worker:
     worker = Worker(toy.paths, toy.run.manifest, WorkerOptions(**options), SystemClock())
     worker._leave("")
@@ -189,47 +163,19 @@ def silent_after(paths: RunPaths, clock: ManualClock, seconds: float) -> tuple[b
     return verdict.alive, verdict.evidence
 
 
-def test_i6_a_free_lock_of_another_host_is_no_death_without_a_proof(
-    paths: RunPaths, clock: ManualClock
+@pytest.mark.parametrize(
+    ("proven", "held", "seconds", "found"),
+    [
+        pytest.param(False, False, LEASE_S - 1, (True, ""), id="a free lock without a proof"),
+        pytest.param(True, False, 1.6 * BEAT_S, (False, "lock"), id="and a missed heartbeat"),
+        pytest.param(True, False, 1.4 * BEAT_S, (True, ""), id="a heartbeat in time"),
+        pytest.param(True, True, LEASE_S - 1, (True, ""), id="a held lock"),
+    ],
+)
+def test_i6_only_with_a_proof_a_free_lock_and_a_missed_heartbeat_are_a_death(
+    paths: RunPaths, clock: ManualClock, proven: bool, held: bool, seconds: float, found: Any
 ) -> None:
-    assert silent_after(paths, clock, LEASE_S - 1) == (True, "")
-
-
-def test_with_a_proof_a_free_lock_and_a_missed_heartbeat_are_a_death(
-    paths: RunPaths, clock: ManualClock
-) -> None:
-    prove(paths)
-
-    assert silent_after(paths, clock, 1.6 * BEAT_S) == (False, "lock")
-
-
-def test_with_a_proof_a_heartbeat_in_time_outweighs_a_free_lock(
-    paths: RunPaths, clock: ManualClock
-) -> None:
-    prove(paths)
-
-    assert silent_after(paths, clock, 1.4 * BEAT_S) == (True, "")
-
-
-def test_with_a_proof_a_held_lock_leaves_the_lease_to_decide(
-    paths: RunPaths, clock: ManualClock
-) -> None:
-    prove(paths)
-    with FileLock(paths.worker_lock("w")):
-        assert silent_after(paths, clock, LEASE_S - 1) == (True, "")
-
-
-def test_a_worker_that_lost_its_lock_and_beats_on_lives_again(
-    paths: RunPaths, clock: ManualClock
-) -> None:
-    """A server frees the locks of a host that it could not reach for a while."""
-    prove(paths)
-    worker = begin(paths)
-    watching = observer(paths, clock)
-    assert watching.verdict("w").alive
-    clock.advance(2 * BEAT_S)
-    assert not watching.verdict("w").alive
-
-    worker.update()
-
-    assert watching.verdict("w").alive
+    if proven:
+        prove(paths)
+    with FileLock(paths.worker_lock("w")) if held else nullcontext():
+        assert silent_after(paths, clock, seconds) == found

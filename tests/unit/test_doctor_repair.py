@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.cli.doctor import doctor
-from hpc_toolkit.doctor.repairs import plan_repairs, repair_run
+from hpc_toolkit.cli.checking import doctor
+from hpc_toolkit.doctor.runfiles import plan_repairs, repair_run
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from tests.toyrun import ToyRun, tree
 
@@ -63,15 +62,6 @@ def repaired(toy: ToyRun) -> dict[str, str]:
     return dict(repair_run(toy.root, plan_repairs(toy.root).repairs))
 
 
-def test_a_run_in_order_needs_no_repair_and_is_not_touched(toy: ToyRun) -> None:
-    before = tree(toy.root)
-
-    plan = plan_repairs(toy.root)
-
-    assert (plan.repairs, plan.left) == ((), ())
-    assert tree(toy.root) == before
-
-
 def test_claims_that_a_person_deleted_are_made_again_with_their_owners(toy: ToyRun) -> None:
     claims = toy.stage_paths.claims
     before = {name: os.readlink(claims / name) for name in os.listdir(claims)}
@@ -80,33 +70,6 @@ def test_claims_that_a_person_deleted_are_made_again_with_their_owners(toy: ToyR
     assert set(repaired(toy).values()) == {""}
 
     assert {name: os.readlink(claims / name) for name in os.listdir(claims)} == before
-
-
-def test_a_death_that_another_worker_wrote_tells_of_a_claim_without_a_line(toy: ToyRun) -> None:
-    toy.worker("w5").claim(toy.unit_name(8))
-    other = toy.worker("w6")
-    other.begin(toy.unit_name(8), 2)
-    other.death(8, generation=1, worker="w5")
-    claim = toy.stage_paths.claims / f"{toy.unit_name(8)}.1.lock"
-    claim.unlink()
-
-    repaired(toy)
-
-    assert os.readlink(claim) == "w5"
-
-
-def test_of_two_owners_the_one_whose_results_count_gets_the_claim(toy: ToyRun) -> None:
-    """A generation that was claimed again after its name was deleted."""
-    claim = toy.stage_paths.claims / f"{toy.unit_name(0)}.1.lock"
-    claim.unlink()
-    again = toy.worker("w0")
-    again.work(toy.unit_name(0), 1, i0="done")
-    claim.unlink()
-
-    repaired(toy)
-
-    assert os.readlink(claim) == "w0"
-    assert next(row for row in toy.rows() if row["item"]["id"] == 0)["worker"] == "w0"
 
 
 def test_a_claim_that_somebody_made_meanwhile_is_his(toy: ToyRun) -> None:
@@ -134,31 +97,6 @@ def test_a_log_that_is_gone_is_never_begun_anew(toy: ToyRun, head: bool) -> None
     (left,) = plan.left
     assert left.startswith("the log of items: ")
     assert left.endswith(" is missing; restore it from a backup")
-
-
-def test_a_claim_that_an_old_listing_lacks_is_not_missing(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = files.list_names
-    claims = toy.stage_paths.claims
-    monkeypatch.setattr(files, "list_names", lambda path: [] if path == claims else listed(path))
-
-    assert plan_repairs(toy.root).repairs == ()
-
-
-def test_a_file_in_the_place_of_a_directory_is_told_as_a_failure(toy: ToyRun) -> None:
-    shutil.rmtree(toy.stage_paths.claims)
-    shutil.rmtree(toy.paths.control)
-    plan = plan_repairs(toy.root)
-    toy.paths.control.touch()
-
-    told = dict(repair_run(toy.root, plan.repairs))
-
-    assert told.pop("control") == "failed: File exists"
-    assert set(told.values()) == {""}, "the other repairs are done"
-    assert plan_repairs(toy.root).left == (
-        "control is not a directory: move it away and look again",
-    )
 
 
 def test_a_run_of_somebody_else_is_refused_before_the_plan_is_shown(

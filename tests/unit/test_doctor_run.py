@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.doctor.check import check_run
-from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.repairs import plan_repairs
+from hpc_toolkit.doctor.runfiles import check_run, plan_repairs
+from hpc_toolkit.doctor.sides import Finding, Verdict
 from hpc_toolkit.errors import HpcToolkitError
 from tests.toyrun import ToyRun, tree
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.results.distributions import HostLoad, read_loads
-from hpc_toolkit.results.efficiency import efficiency
+from hpc_toolkit.results.sums import HostLoad, efficiency, read_loads
 from hpc_toolkit.system.record import asdict
 
 if TYPE_CHECKING:

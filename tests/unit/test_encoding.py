@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import enum
 import json
 import math
@@ -15,7 +14,7 @@ import pytest
 from hpc_toolkit.calls.caller import Caller
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.jsonlines import encode
-from hpc_toolkit.worker.attempts import DONE, KEPT, PERMANENT, Report
+from hpc_toolkit.worker.attempts import KEPT, PERMANENT, Report
 from hpc_toolkit.worker.calls import Calls
 
 
@@ -139,17 +138,6 @@ def test_an_argument_that_is_nested_deeply_arrives_or_is_refused(tmp_path: Path)
         caller.store(caller.call(pair, (Rude(),), {}))
 
 
-def test_a_plain_result_has_no_types_and_no_file(tmp_path: Path) -> None:
-    kind, line = report({"a": [1, 0.5, None, {"b": "c"}]}, tmp_path / "values")
-
-    assert (kind, line["value"], "types" in line) == (
-        DONE,
-        {"a": [1, 0.5, None, {"b": "c"}]},
-        False,
-    )
-    assert not (tmp_path / "values").exists()
-
-
 def test_a_line_names_the_bytes_of_its_results_in_a_file_that_grows(tmp_path: Path) -> None:
     values = tmp_path / "values"
     values.write_bytes(b"cut off")  # by the death of an executor
@@ -161,13 +149,6 @@ def test_a_line_names_the_bytes_of_its_results_in_a_file_that_grows(tmp_path: Pa
     (a, b) = (line["types"][place] for place in ("/a", "/b"))
     assert (a[0], b[:1], a[1] + a[2]) == ("pickle", ["bytes"], b[1])
     assert b[1] + b[2] == values.stat().st_size
-
-
-def test_an_object_is_shown_by_its_parts_unless_they_are_long() -> None:
-    short, long = collections.OrderedDict(a=[1]), collections.OrderedDict(a=[1] * 40_000)
-
-    assert report(short)[1]["value"] == {"a": [1]}
-    assert report(long)[1]["value"] == "<collections.OrderedDict, 78.3 KiB>"
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,14 @@ Their commands are run in ``tests/integration/test_docs.py``.
 
 from __future__ import annotations
 
-import errno
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpc_toolkit import cli
+from hpc_toolkit.cli.mapping import EXAMPLES, write_example
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir.examples import EXAMPLES, write_example
 from tests.documents import EXAMPLE_DOCS, REPOSITORY
 
 SOURCE = REPOSITORY / "examples/new"
@@ -83,15 +80,6 @@ def test_an_unknown_example_is_refused_with_the_known_ones(tmp_path: Path) -> No
     assert names(tmp_path) == []
 
 
-def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
-    (tmp_path / "first").mkdir()
-
-    write_example(tmp_path / "first", "list")
-
-    assert "README.md" in names(tmp_path / "first")
-    assert names(tmp_path) == ["first"]
-
-
 @pytest.mark.parametrize("taken", ["file", "directory", "symlink", "dangling"])
 def test_what_exists_is_refused_and_kept(tmp_path: Path, taken: str) -> None:
     target = tmp_path / "first"
@@ -113,34 +101,6 @@ def test_what_exists_is_refused_and_kept(tmp_path: Path, taken: str) -> None:
 
     assert caught.value.hint == "use another name; only an empty directory is filled"
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("code", "exit_code"), [(errno.ENOSPC, 75), (errno.EDQUOT, 75), (errno.EACCES, 1)]
-)
-def test_an_error_while_writing_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int
-) -> None:
-    write_new = files.write_new
-    written: list[Path] = []
-
-    def fail_later(path: Path, chunks: Any) -> None:
-        if written:
-            raise OSError(code, "refused", str(path))
-        written.append(path)
-        write_new(path, chunks)
-
-    monkeypatch.setattr(files, "write_new", fail_later)
-
-    with pytest.raises(RunError, match=r"cannot make .*first: refused") as caught:
-        write_example(tmp_path / "first", "list")
-
-    assert (caught.value.exit_code, names(tmp_path)) == (exit_code, [])
-    assert "free space" in caught.value.hint
-    (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"cannot make .*file/first") as caught:
-        write_example(tmp_path / "file" / "first", "list")
-    assert "permissions" in caught.value.hint
 
 
 def new(*words: str) -> object:

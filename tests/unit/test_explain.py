@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ItemsError
-from hpc_toolkit.results.explain import attempts_of, explain, find_item, retry_failed
+from hpc_toolkit.results.explain import explain, find_item
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
@@ -32,18 +32,6 @@ def test_an_item_is_found_by_its_number_its_json_or_a_part(fast_dir: Path) -> No
     assert find_item(run.view, '{"g": 0, "name": "a"}').item["name"] == "a"
     assert find_item(run.view, '"xy').item["name"] == "xyz"
     assert find_item(run.view, '"name":"a"').item["name"] == "a"
-
-
-def test_an_item_is_found_by_its_number_without_reading_the_whole_list(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy = ToyRun(fast_dir / "run", sealed=False)
-    toy.add([{"id": "added"}, {"id": "last"}])
-    monkeypatch.delattr("hpc_toolkit.queue.items.Segment.items")
-
-    assert [find_item(toy.view(), str(number)).item["id"] for number in (3, 4, 5)] == [
-        *(3, "added", "last")
-    ]
 
 
 def test_a_text_that_means_no_item_or_several_is_refused(toy: ToyRun) -> None:
@@ -98,24 +86,3 @@ def test_i8_a_life_passes_over_damaged_lines(toy: ToyRun) -> None:
     worker.journal.append(b'{"type":"done"')
 
     assert [one["type"] for one in life_of(toy, "1")["attempts"]] == ["failed"]
-
-
-def test_attempts_of_one_item_come_in_the_order_of_generations(toy: ToyRun) -> None:
-    toy.worker("b").work(toy.unit_name(0), 1, i0="failed", i1="failed")
-    toy.worker("a").work(toy.unit_name(0), 2, i0="failed", i1="done")
-    view = toy.view()
-
-    found = attempts_of(view, find_item(view, "0"))
-
-    assert [(name, line["generation"]) for name, line in found] == [("b", 1), ("a", 2)]
-
-
-def test_a_retry_lifts_each_item_to_the_highest_generation_of_its_failures(toy: ToyRun) -> None:
-    worker = toy.worker("w")
-    worker.work(toy.unit_name(0), 1, i0="failed", i1="permanent", i2="done", i3="failed")
-    worker.work(toy.unit_name(0), 2, i0="failed", i3="done")
-    view = toy.view()
-
-    assert retry_failed(view, view.stages["items"]) == 2
-
-    assert view.stages["items"].log.floors == {(1, 0): 2, (1, 1): 1}

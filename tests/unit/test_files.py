@@ -51,19 +51,6 @@ def test_create_name_tries_again_where_a_name_is_refused_and_not_there(
     assert files.create_name(tmp_path / "name", "other") == "me"
 
 
-def test_create_name_gives_up_where_a_name_is_never_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def symlink(_target: str, path: Path) -> None:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-    monkeypatch.setattr(os, "symlink", symlink)
-    monkeypatch.setattr("time.sleep", lambda _: None)
-
-    with pytest.raises(FileNotFoundError, match="name"):
-        files.create_name(tmp_path / "name", "me")
-
-
 def test_create_name_whose_reply_was_lost_is_known_as_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,19 +74,6 @@ def test_create_name_gives_a_twin_another_name(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "name") == "me"
     assert (tmp_path / "name").lstat().st_ino == twin.lstat().st_ino
     assert files.create_name(tmp_path / "name", "other") == "me"
-
-
-def test_create_name_makes_a_symlink_where_a_twin_gets_no_other_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def link(*_: object, **__: object) -> None:
-        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
-
-    files.create_name(tmp_path / "twin", "me")
-    monkeypatch.setattr(os, "link", link)
-
-    assert files.create_name(tmp_path / "name", "me", twin=tmp_path / "twin") == "me"
-    assert files.create_name(tmp_path / "name", "you", twin=tmp_path / "twin") == "me"
 
 
 @pytest.mark.parametrize("hidden", [FileNotFoundError(), ""])
@@ -201,18 +175,6 @@ def test_publish_directory_syncs_the_name_after_it_is_there(
     assert not staging.exists()
 
 
-def test_publish_directory_refuses_one_that_holds_files(tmp_path: Path) -> None:
-    staging, final = tmp_path / "staging", tmp_path / "final"
-    staging.mkdir()
-    final.mkdir()
-    (final / "file").touch()
-
-    with pytest.raises(OSError, match="not empty"):
-        files.publish_directory(staging, final)
-
-    assert staging.is_dir()
-
-
 def test_write_new_refuses_a_taken_name_and_leaves_it_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
 
@@ -266,34 +228,11 @@ def test_sync_directory_accepts_a_filesystem_that_cannot_and_reports_a_disk_that
         files.sync_directory(tmp_path)
 
 
-def test_read_fresh_of_nothing_is_empty_and_makes_nothing(tmp_path: Path) -> None:
-    assert files.read_fresh(tmp_path / "absent") == b""
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_read_fresh_reads_all_of_a_file_larger_than_one_read(tmp_path: Path) -> None:
     data = os.urandom(1 << 20) * 3
     (tmp_path / "file").write_bytes(data)
 
     assert files.read_fresh(tmp_path / "file") == data
-
-
-def test_a_file_that_another_host_creates_just_now_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_really = os.open
-
-    def raced(path: Path, flags: int, mode: int = 0o777) -> int:
-        if flags & os.O_CREAT:
-            os.close(open_really(path, flags, mode))
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        return open_really(path, flags, mode)
-
-    monkeypatch.setattr(os, "open", raced)
-
-    files.write_in_place(tmp_path / "head", b"0001\n")
-
-    assert files.read_fresh(tmp_path / "head") == b"0001\n"
 
 
 def test_write_in_place_keeps_the_file_itself(tmp_path: Path) -> None:

@@ -30,17 +30,6 @@ def ids(rows: list[dict[str, Any]]) -> list[int]:
     return [row["item"]["id"] for row in rows]
 
 
-def test_gather_of_pending_items_names_them(toy: ToyRun) -> None:
-    toy.worker("w").work(toy.unit_name(0), i0="done", i2="done")
-
-    with pytest.raises(NotCompleteError, match="2 items of stage 'items' have no result") as caught:
-        toy.reopen().results()
-
-    assert caught.value.pending == [{"id": 1}, {"id": 3}]
-    assert "--partial" in caught.value.hint
-    assert list(toy.stage_paths.results.iterdir()) == []
-
-
 class OldCopy:
     """A journal of which this host shows less than its worker has synced, until ``shown_after``
     looks; stands in for a mount whose attributes are cached."""
@@ -72,19 +61,6 @@ def test_gather_waits_for_lines_that_their_worker_told_of(
     )
 
     assert len(toy.reopen().results()) == 4
-
-
-def test_gather_tells_of_lines_that_never_come(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = OldCopy(toy, finished(toy), shown_after=1000)
-    monkeypatch.setattr("hpc_toolkit.results.gather.time", copy)
-
-    with pytest.raises(NotCompleteError) as raised:
-        toy.reopen().results()
-
-    assert raised.value.hint.startswith("this host does not show all that w wrote: try again")
-    assert 10 <= copy.now < 11
 
 
 def test_partial_rows_are_provisional_and_published_nowhere(toy: ToyRun) -> None:
@@ -243,23 +219,6 @@ def test_i2_a_retry_between_computing_and_publishing_is_not_passed_over(
 
     assert toy.states()[1, 2] == "pending"
     assert list(toy.stage_paths.results.iterdir()) == []
-
-
-def test_two_gathers_at_once_give_one_table(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished(toy)
-    real = StageLog.add_table
-    rival: list[Any] = []
-
-    def gather_first(log: StageLog, chunks: Any) -> str:
-        if not rival:
-            rival.append(None)
-            rival.append(toy.reopen().table().rows)
-        return real(log, chunks)
-
-    monkeypatch.setattr(StageLog, "add_table", gather_first)
-
-    assert toy.reopen().table().rows == rival[1]
-    assert len(list(toy.stage_paths.results.iterdir())) == 1
 
 
 def test_a_reader_without_write_access_gets_provisional_rows(

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.results.tables import write_table
@@ -148,6 +148,7 @@ def check(run: Run, floors: dict[tuple[str, int], int], out: Path) -> None:
         assert path.read_bytes() == json.dumps(header).encode() + b"\n" + b"".join(lines)
 
 
+@settings(max_examples=50)
 @given(
     st.lists(VALUES, min_size=ITEM_COUNT, max_size=ITEM_COUNT),
     st.sampled_from([None, "g"]),

@@ -5,17 +5,13 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.queue.presence import DRAINING, PresenceFile, read_presence
-from hpc_toolkit.rundir.layout import RunPaths, read_manifest
-from hpc_toolkit.system.ranks import RankInfo
-from hpc_toolkit.worker.membership import Membership
+from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.rundir.layout import read_manifest
 from hpc_toolkit.worker.worker import Worker, WorkerOptions
-from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -67,19 +63,6 @@ def test_heartbeats_of_a_busy_worker_are_sent_every_10_s_and_no_more_often(
     assert found.heartbeat > 50  # progress in between is written without a sync
 
 
-def test_a_worker_that_drains_sends_that_at_once(beating: Beating) -> None:
-    beating.work(2.0)
-    assert beating.sent_at == []
-
-    beating.worker._drain.request("asked to", 60.0)
-    beating.work(0.5)
-
-    assert len(beating.sent_at) == 1
-    found = read_presence(beating.path)
-    assert found is not None
-    assert found.state == DRAINING
-
-
 def test_a_heartbeat_that_cannot_be_sent_ends_the_worker(
     beating: Beating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,32 +73,3 @@ def test_a_heartbeat_that_cannot_be_sent_ends_the_worker(
 
     with pytest.raises(OSError, match="Input/output error"):
         beating.work(BEAT_S)
-
-
-def test_a_filesystem_of_this_kernel_needs_no_sync(
-    beating: Beating, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPCTK_FILESYSTEM", "local")
-    file = PresenceFile(fast_dir / "w.json", beating.worker._member.presence)
-
-    file.update(state=DRAINING)
-
-    assert beating.sent_at == []
-    assert read_presence(fast_dir / "w.json") == file.presence
-
-
-@pytest.mark.parametrize(("world_size", "known", "lists"), [(1000, 1000, False), (1, 1, True)])
-def test_a_rank_of_a_step_knows_how_many_they_are_without_listing_them(
-    tmp_path: Path, world_size: int, known: int, *, lists: bool
-) -> None:
-    paths = RunPaths(tmp_path)
-    paths.make([])
-    rank = replace(RankInfo.from_environ({}), world_size=world_size)
-    earlier = Membership(paths, rank, ManualClock(), 180.0)
-
-    with CountedCalls() as counted:
-        later = Membership(paths, rank, ManualClock(), 180.0)
-
-    assert later.workers == known
-    assert (("listdir", "workers") in counted.calls) is lists
-    assert earlier.name != later.name

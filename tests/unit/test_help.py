@@ -1,4 +1,4 @@
-"""The help: short, plain, with examples, and with all that the documents name."""
+"""The help has all that the documents name; options are alike, and read in two ways alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_toolkit import cli
+from hpc_toolkit.cli import plain_arguments, statusview, working
+from hpc_toolkit.cli.render import MANIFEST_PANELS, manifest_command
 from hpc_toolkit.cli.scriptoptions import PANELS
+from hpc_toolkit.engines.kubernetes import KINDS, ManifestSpec, render_manifest
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import by_name
 from tests import manpage
 from tests.documents import REPOSITORY, USER_DOCS
@@ -173,3 +177,155 @@ def options_of(command: str) -> set[str]:
     if command in ("render", "submit", "scaling run"):
         found |= {option.spelling for option in by_name(PANELS).values()}  # some are hidden
     return found
+
+
+UNITS = {"SECONDS", "MINUTES", "HOURS", "MS"}
+SBATCH = {"--time", "--time-min"}
+"""Options of sbatch, in which a number without a unit has a meaning."""
+
+DURATIONS = [
+    ("init", "r", "--items", "-", "--timeout"),
+    ("work", "r", "--deadline"),
+    ("work", "r", "--idle-exit"),
+    ("work", "r", "--lease"),
+    ("work", "r", "--grace"),
+    ("work", "r", "--monitor", "--monitor-interval"),
+    ("plan", "--items", "5", "--item-time"),
+    ("plan", "--items", "5", "--item-time", "1s", "--load-time"),
+    ("plan", "--items", "5", "--item-time", "1s", "--within"),
+    ("plan", "--items", "5", "--item-time", "1s", "--time-limit"),
+    ("launch", "--start-timeout"),
+    ("launch", "--shutdown-timeout"),
+    ("render", "--lease"),
+    ("render", "--idle-exit"),
+    ("scaling", "run", "-o", "d", "--sample-cost"),
+    ("batch", "work", "--run", "r", "--shrink-every"),
+    ("batch", "work", "--run", "r", "--check-within"),
+    ("batch", "command", "--check-within"),
+    ("batch", "train", "--run-dir", "d", "--check-within"),
+    ("batch", "ray", "--check-within"),
+]
+SIZES = [
+    ("work", "r", "--memory-per-worker"),
+    ("plan", "--items", "5", "--item-time", "1s", "--memory-per-worker"),
+    ("preflight", "--free"),
+    ("scaling", "collectives", "--sizes"),
+]
+
+
+def every_option() -> list[tuple[str, Any]]:
+    manifests = [(kind, manifest_command(kind)) for kind in KINDS]
+    commands = [("", ROOT), *COMMANDS.items(), *manifests]
+    return [(name, option) for name, command in commands for option in command.params]
+
+
+def test_no_option_has_a_unit_of_its_own() -> None:
+    found = [
+        (command, option.opts[-1])
+        for command, option in every_option()
+        if option.metavar in UNITS
+        or (option.metavar == "TIME" and option.opts[-1] not in SBATCH)
+        or option.opts[-1].rpartition("-")[2] in ("seconds", "minutes", "hours", "ms")
+    ]
+
+    assert found == []
+
+
+def test_an_item_is_named_by_the_same_option_everywhere() -> None:
+    found = {
+        command
+        for command, option in every_option()
+        if option.metavar == "ITEM" and option.opts == ["--item"]
+    }
+
+    assert found == {"explain", "logs", "retry", "try"}
+
+
+@pytest.mark.parametrize(("words", "fix"), [(DURATIONS, "5s, 5min or 5h"), (SIZES, "5M or 5G")])
+def test_a_bare_number_is_refused_with_the_option_and_the_fix(
+    words: list[tuple[str, ...]], fix: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "items.jsonl").write_text("{}\n")
+    CliRunner().invoke(ROOT, ["init", "r", "--items", "items.jsonl", "--command", "true"])
+    for given in words:
+        tail = ["script"] if given[0] in ("launch", "batch") else []
+        tail += ["program"] if given[0] == "batch" and given[1] != "work" else []
+        ended = CliRunner().invoke(ROOT, [*given, "5", *tail], input="{}")
+        error = ended.exception
+        assert isinstance(error, ConfigError), (given, ended.output, error)
+        assert error.message == f"{given[-1]}: '5' has no unit"
+        assert error.hint == f"write {fix}"
+
+
+def test_every_duration_and_size_of_a_manifest_needs_a_unit() -> None:
+    options = by_name(MANIFEST_PANELS).values()
+    named = [one for one in options if one.metavar in ("DURATION", "SIZE")]
+    assert {one.name for one in named} == {"time", "mem", "shm"}
+    for one in named:
+        given: dict[str, Any] = {one.name: "5", "image": "a/b:1", "command": ("train.py",)}
+        with pytest.raises(ConfigError, match=f"{one.spelling}: '5' has no unit"):
+            render_manifest(ManifestSpec(kind="kubernetes-ddp", job_name="x", **given))
+
+
+PLAIN = [
+    "work",
+    "work runs/first",
+    "work runs/first --workers 4",
+    "work --workers=4 runs/first --strict-code",
+    "work runs/first --idle-exit=1000d --lease=90s --deadline @1790000000 --grace 5",
+    "status",
+    "status runs/first --json",
+    "status --watch --check --no-slurm -v runs/first",
+    "status --slurm --verbose",
+    "work --monitor --cpus-per-worker 2",
+]
+UNUSUAL = [
+    "work --help",
+    "work -h",
+    "work --engine ray",
+    "work one two",
+    "work --workers",
+    "work --workers=",
+    "work --workers many",
+    "work --workers -1",
+    "work --workers ٣",
+    "work --workers 1 --workers 2",
+    "work --deadline --lease 1m",
+    "work --strict-code=yes",
+    "work --work 2",
+    "work -- runs/first",
+    "work -",
+    "status --json=1",
+    "status -vv",
+    "status --workers 2",
+]
+
+
+READ_PLAINLY = {"work": working.PANELS, "status": statusview.PANELS}
+
+
+@pytest.mark.parametrize("line", PLAIN)
+def test_the_arguments_are_those_of_the_full_command_line(line: str) -> None:
+    name, *words = line.split()
+
+    found = plain_arguments(READ_PLAINLY[name], words)
+
+    assert found == COMMANDS[name].make_context(name, list(words)).params
+
+
+@pytest.mark.parametrize("line", UNUSUAL)
+def test_the_full_command_line_reads_what_is_unusual(line: str) -> None:
+    name, *words = line.split()
+
+    assert plain_arguments(READ_PLAINLY[name], words) is None
+
+
+@pytest.mark.parametrize("name", ["work", "status"])
+def test_every_variable_of_an_option_is_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = [one.envvar for one in COMMANDS[name].params if one.envvar]
+
+    for variable in variables:
+        with monkeypatch.context() as changed:
+            changed.setenv(variable, "1")
+            assert plain_arguments(READ_PLAINLY[name], []) is None, variable

@@ -11,14 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.control import DeathNotice, HealthNotice, ask_to_drain, give_health_notice
-from hpc_toolkit.queue.control import give_notice as tell_of_deaths
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.results import journals
-from hpc_toolkit.results.entries import EntryReader
+from hpc_toolkit.results import workers as journals
 from hpc_toolkit.results.history import History
-from hpc_toolkit.results.records import Attempt, Claim, Death, LogEntry, Release, Request
-from hpc_toolkit.results.workers import end_of
+from hpc_toolkit.results.records import Attempt, Claim, Death, Release
 from hpc_toolkit.rundir.journal import (
     JournalReader,
     encode_line,
@@ -26,7 +22,7 @@ from hpc_toolkit.rundir.journal import (
     read_lines,
     release_line,
 )
-from tests.toyrun import ToyRun, tree
+from tests.toyrun import ToyRun
 from tests.unit.test_queue_state import ITEMS, UNIT, PassPlan, plans, write
 
 if TYPE_CHECKING:
@@ -118,42 +114,6 @@ def test_a_lost_attempt_begins_where_the_last_one_of_its_unit_run_ended(fast_dir
     ]
 
 
-def test_a_killed_executor_ends_an_attempt_whose_begin_may_be_unknown(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "run", 4)
-    worker = toy.worker("wa")
-    worker.claim(toy.unit_name(0))
-    worker.death(0, at=50.0)
-    worker.release(51.0)
-    worker.claim(toy.unit_name(0), 2)
-    worker.attempt(1, at=60.0)
-    worker.death(0, at=64.0)
-
-    found = [one for one in attempts(history_of(toy)) if one.outcome == "killed"]
-
-    assert [(one.begin, one.end) for one in found] == [(None, 50.0), (60.0, 64.0)]
-    assert found[0].error == "executor killed by SIGSEGV"
-
-
-def test_a_claim_has_the_time_of_its_unit_run_else_of_its_own_file(disturbed: ToyRun) -> None:
-    claims = disturbed.stage_paths.claims
-    os.utime(claims / "000001-3.1.lock", (107.0, 107.0), follow_symlinks=False)
-
-    found = [one for one in history_of(disturbed).work() if isinstance(one, Claim)]
-
-    assert [(one.unit, one.generation, one.worker, one.at, one.clock) for one in found] == [
-        ("000001-0", 1, "wa", 101.0, "worker"),
-        ("000001-3", 1, "wa", 107.0, "file"),
-        ("000001-0", 2, "wb", 110.0, "worker"),
-        ("000001-3", 2, "wb", 299.0, "worker"),
-    ]
-    assert [one.taken_from for one in found] == [None, None, "wa", "wa"]
-    # A file that is one more name of an earlier claim has that claim's time.
-    os.link(claims / "000001-3.1.lock", claims / "another", follow_symlinks=False)
-    again = [one for one in history_of(disturbed).work() if isinstance(one, Claim)]
-    assert [one.at for one in again] == [101.0, None, 110.0, 299.0]
-    assert again[1].clock == ""
-
-
 def test_reading_goes_on_where_it_ended_and_returns_nothing_twice(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "run", 8)
     worker = toy.worker("wa")
@@ -212,62 +172,6 @@ def test_a_claim_lies_between_the_lines_around_it_although_times_are_rounded(
     assert times == sorted(times)
 
 
-def test_ends_tell_how_a_worker_ended_and_when_it_was_last_seen(disturbed: ToyRun) -> None:
-    stopped = disturbed.worker("wc", host="n3")
-    stopped.presence.update(state="finished", note="got SIGTERM")
-    disturbed.paths.worker("wd").write_bytes(b"torn")
-    history = history_of(disturbed)
-
-    ends = {name: end_of(name, one, set()) for name, one in history.presences.items()}
-
-    assert ends == {"wa": "died", "wb": "finished", "wc": "drained", "wd": "unknown"}
-    assert end_of("wa", history.presences["wa"], {"wa"}) == "alive"
-    assert history.seen("wa") == 310.0  # its last line is newer than its heartbeat
-
-
-def test_log_entries_and_requests_have_the_times_of_their_files(disturbed: ToyRun) -> None:
-    log = disturbed.log()
-    log.add_retry([(1, 1, 1)])
-    disturbed.run.table(partial=False)
-    os.utime(disturbed.stage_paths.entry(3), (50.0, 50.0), follow_symlinks=False)
-    ask_to_drain(disturbed.paths, ["wb"])
-    tell_of_deaths(
-        disturbed.paths, [DeathNotice(worker="wa", heartbeat=1, explained="node failure")]
-    )
-    sick = HealthNotice(host="n1", worker="wa", whole=True, sure=True, at=1.0, reason="all fail")
-    give_health_notice(disturbed.paths, sick)
-    (disturbed.paths.control / "drain-torn.json").write_bytes(b'{"request')
-
-    view = RunView(disturbed.paths, disturbed.run.manifest)
-    view.poll()
-    reader = EntryReader(view)
-    found = list(reader.poll())
-    entries = [one for one in found if isinstance(one, LogEntry)]
-    requests = {one.kind: one for one in found if isinstance(one, Request)}
-
-    assert [(one.number, one.kind, one.items) for one in entries] == [
-        (1, "add", 6),
-        (2, "seal", 0),
-        (3, "retry", 1),
-        (4, "gather", 6),
-    ]
-    assert entries[2].at == 50.0
-    assert requests["drain"].workers == ("wb",)
-    assert (requests["deaths"].workers, requests["deaths"].reason) == (("wa",), "node failure")
-    assert (requests["sick"].host, requests["sick"].reason) == ("n1", "all fail")
-    assert all(one.at is not None for one in requests.values())
-    assert list(reader.poll()) == []
-
-
-def test_reading_a_history_changes_nothing_below_the_run(disturbed: ToyRun) -> None:
-    before = tree(disturbed.root)
-
-    history = history_of(disturbed)
-    list(history.records())
-
-    assert tree(disturbed.root) == before
-
-
 @settings(max_examples=100)
 @given(passes=plans(), floors=st.dictionaries(st.integers(0, ITEMS - 1), st.integers(1, 5)))
 def test_counts_agree_with_the_status_for_arbitrary_journals(
@@ -297,19 +201,6 @@ def test_counts_agree_with_the_status_for_arbitrary_journals(
     assert sum(isinstance(one, Release) for one in found) == sum(one.released for one in passes)
     runs = {(one.unit, one.generation) for one in found if isinstance(one, Claim)}
     assert {(one.unit, one.generation) for one in ended if one.outcome != "lost"} <= runs
-
-
-def test_a_large_published_failure_with_a_late_result_is_a_duplicate(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "run", 1, unit=1, max_attempts=1)
-    worker, late = toy.worker("wa"), toy.worker("wb")
-    worker.work(toy.unit_name(0), 1, i0="failed")
-    toy.run.results()
-    late.begin(toy.unit_name(0), 2)
-    late.attempt(0)
-
-    found = attempts(history_of(toy))
-
-    assert [one.outcome for one in found] == ["failed", "duplicate"]
 
 
 def _records(count: int, *, size: int = 5) -> list[dict[str, Any]]:

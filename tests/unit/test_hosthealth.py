@@ -15,7 +15,6 @@ from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.state import AGAIN_WEIGHT
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 from hpc_toolkit.worker.hosthealth import (
-    HOLD_S,
     Health,
     HostWatch,
     Key,
@@ -23,7 +22,6 @@ from hpc_toolkit.worker.hosthealth import (
     judge,
     may_wait,
 )
-from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 
@@ -273,30 +271,6 @@ def test_host_is_not_sick_while_another_of_its_workers_succeeds_but_the_worker_i
     assert ward.watch.reason.startswith("worker me is sick: 8 items")
 
 
-@pytest.mark.parametrize(("earlier_s", "holds"), [(30, True), (90, False)])
-def test_worker_that_starts_last_knows_what_failed_as_its_host_started_and_not_before(
-    fast_dir: Path, earlier_s: float, holds: bool
-) -> None:
-    ward = Ward(fast_dir, started=1_000.0 + earlier_s)
-    ward.attempt(ward.worker("mate", "a"), range(CONSECUTIVE_FAILURES))
-
-    assert ward.watch.check() is holds
-
-
-def test_wait_ends_after_a_while_and_begins_again_after_8_more(ward: Ward) -> None:
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-    assert ward.watch.check()
-    ward.clock.advance(HOLD_S - 1)
-    assert ward.watch.check()
-    ward.clock.advance(2)
-    assert not ward.watch.check()
-
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES, 2 * CONSECUTIVE_FAILURES - 1))
-    assert not ward.watch.check()
-    ward.attempt(ward.me, [2 * CONSECUTIVE_FAILURES - 1])
-    assert ward.watch.check()
-
-
 @pytest.mark.parametrize(("explained", "holds"), [("", False), ("preemption", True)])
 def test_deaths_elsewhere_speak_for_the_host_unless_they_are_explained(
     ward: Ward, explained: str, holds: bool
@@ -309,78 +283,9 @@ def test_deaths_elsewhere_speak_for_the_host_unless_they_are_explained(
     assert ward.watch.check() is holds
 
 
-def test_failures_elsewhere_that_a_retry_lifted_speak_for_nobody(ward: Ward) -> None:
-    ward.attempt(ward.other, [0])
-    assert ward.toy.reopen().retry() == 1
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-
-    assert ward.watch.check()
-
-
-def crowd(ward: Ward, count: int) -> list[ToyWorker]:
-    """Many workers, four a host, named as workers are."""
-    return [ward.worker(f"n{n // 4}-{1000 + n}-{n:06x}", f"n{n // 4}") for n in range(count)]
-
-
-def test_among_many_a_look_at_what_failed_reads_a_bounded_part(ward: Ward) -> None:
-    crowd(ward, 150)
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-    ward.watch.check()
-
-    with CountedCalls() as counted:
-        assert ward.watch.check()
-
-    assert len([name for name in counted.opened() if name.endswith(".jsonl")]) < 60
-    assert len(counted.calls) < 200
-
-
-def test_among_many_the_workers_of_this_host_are_all_heard(fast_dir: Path) -> None:
-    ward = Ward(fast_dir, name="a-1-000001")
-    crowd(ward, 150)
-    ward.attempt(ward.me, range(3))
-    ward.attempt(ward.worker("a-2-000002", "a"), range(3, CONSECUTIVE_FAILURES))
-
-    assert ward.watch.check()
-
-
-def test_among_many_those_who_are_gone_make_room_for_others(ward: Ward) -> None:
-    """After many restarts nearly all names are of workers that left."""
-    gone = crowd(ward, 150)
-    for one in gone[:-1]:
-        one.finish()
-    ward.toy.paths.worker("other").unlink()
-    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
-
-    held = [ward.watch.check() for _ in range(20)]
-
-    assert held[-1]
-
-
-def test_journals_are_read_no_more_often_than_said_and_not_while_nothing_fails(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    polls: list[int] = []
-    monkeypatch.setattr(ward.view, "poll", lambda: polls.append(1))
-
-    for weight, read in ((0, 0), (1, 0), (2, 2)):
-        ward.watch.weight = weight
-        for _ in range(20):
-            ward.watch.check_if_due()
-            ward.clock.advance(0.1)
-        assert len(polls) == read
-
-
 def notice(**changes: Any) -> HealthNotice:
     fields: dict[str, Any] = {"host": "b", "worker": "other", "whole": True, "sure": False}
     return HealthNotice(**{**fields, "at": 0.0, "reason": "", **changes})
-
-
-def test_another_hosts_question_is_heard_once_and_its_verdict_asks_nothing(ward: Ward) -> None:
-    asked = notice()
-
-    assert ward.watch.take([asked])
-    assert not ward.watch.take([asked])
-    assert not ward.watch.take([asked, notice(sure=True), notice(host="a")])
 
 
 def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(

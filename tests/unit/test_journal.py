@@ -23,7 +23,6 @@ from hpc_toolkit.rundir.journal import (
     read_lines,
     read_unit_run,
 )
-from tests.countedcalls import CountedCalls
 from tests.toyrun import ToyRun
 
 VALUES = st.recursive(
@@ -164,18 +163,6 @@ def test_i8_a_line_that_is_not_strict_json_leaves_its_neighbours(
     assert all(b"".join(lines)[one.start : one.end] in lines for one in found)
 
 
-def test_the_reader_of_ones_own_journal_asks_for_no_name(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path / "w.jsonl")
-    reader = writer.reader()
-    for number in (1, 2):
-        writer.append(numbered(number))
-        with CountedCalls() as counted:
-            found = records(reader.poll(), reader.path)
-
-        assert [record["n"] for record in found] == [number]
-        assert counted.calls == []
-
-
 def test_i8_a_journal_cut_at_any_byte_loses_at_most_its_last_line(tmp_path: Path) -> None:
     lines = [numbered(n, text="x" * n) for n in range(4)]
     data = b"".join(lines)
@@ -251,21 +238,6 @@ def test_poll_finds_the_same_lines_whatever_the_chunk(
     assert reader.torn_bytes == 0
 
 
-def test_a_pass_is_read_as_one_though_the_chunk_ends_in_it(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy = ToyRun(fast_dir / "run", 9, unit=3)
-    worker = toy.worker("w")
-    for first in (0, 3, 6):
-        worker.work(toy.unit_name(first), 1, **{f"i{first + n}": "done" for n in range(3)})
-    path = toy.paths.journal("w")
-    monkeypatch.setattr(journal, "_CHUNK", path.stat().st_size // 2)
-
-    found = list(JournalReader(path).poll())
-
-    assert [type(one) for one in found] == [UnitRun] * 3
-
-
 def test_a_pass_is_read_back_at_once_and_line_by_line_once_it_is_damaged(toy: ToyRun) -> None:
     worker = toy.worker("w")
     worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
@@ -280,17 +252,6 @@ def test_a_pass_is_read_back_at_once_and_line_by_line_once_it_is_damaged(toy: To
     data[found.start + 3] ^= 1
     path.write_bytes(data)
     assert read_unit_run(path, found) == lines[1:]
-
-
-def test_a_value_that_looks_like_a_release_is_no_release(toy: ToyRun) -> None:
-    worker = toy.worker("w")
-    worker.claim(toy.unit_name(0))
-    worker.attempt(0, value={"text": '\n{"type":"release","generation":1}'})
-    worker.release()
-
-    found = records(JournalReader(toy.paths.journal("w")).poll(), toy.paths.journal("w"))
-
-    assert [record["type"] for record in found] == ["done", "release"]
 
 
 def test_i8_a_pass_with_a_damaged_line_is_read_line_by_line(toy: ToyRun) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ItemsError
@@ -88,6 +88,7 @@ def test_texts_that_are_json_only_together_are_refused(texts: list[bytes]) -> No
     assert attempt(lambda: decode_each(texts)) == "refused"
 
 
+@settings(max_examples=40)
 @given(st.lists(VALUES.filter(lambda one: isinstance(one, dict)), min_size=2, max_size=6))
 def test_items_are_duplicates_iff_they_are_equal_with_sorted_keys(items: list[Any]) -> None:
     def canonical(item: Any) -> str:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.engines.kubernetes import (
+    KINDS,
+    ONLY_OF,
     Kind,
     ManifestSpec,
     render_manifest,
 )
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.slurm.render.file import origin
+from tests.hostile import HOSTILE, ODD_BUT_FINE
 from tests.manifestexamples import EXAMPLES, REQUESTS, rendered
-from tests.manifestrules import check, read
-
-if TYPE_CHECKING:
-    pass
+from tests.manifestrules import check, expanded, objects_of, read
 
 IMAGE = "reg.io/a/b:1"
 NEEDED: dict[Kind, dict[str, Any]] = {
@@ -168,4 +173,204 @@ def test_the_first_lines_say_how_to_render_it_again(name: str) -> None:
     assert result.stdout == text
 
 
-# --- what there is already ---
+TEXT_FIELDS = [
+    field.name for field in fields(ManifestSpec) if re.fullmatch(r"str( \| None)?", str(field.type))
+]
+LIST_FIELDS = [
+    field.name for field in fields(ManifestSpec) if str(field.type).startswith("tuple[str")
+]
+
+
+def kind_of(field: str) -> Kind:
+    return ONLY_OF.get(field, ("kubernetes-ddp",))[0]
+
+
+def request_of(kind: Kind, **asked: Any) -> ManifestSpec:
+    return spec(kind, **{"pvc": ("shared",), **asked})
+
+
+def read_as_meant(request: ManifestSpec, *versions: str) -> None:
+    text = render_manifest(request)
+
+    objects = read(text)
+    check(objects, versions)
+    assert text.isascii()
+    assert origin(text) == "rendered"
+    for one in objects:
+        if one["kind"] == "Job":
+            gets_what_was_asked(request, one["spec"]["template"]["spec"])
+
+
+def gets_what_was_asked(request: ManifestSpec, pod: dict[str, Any]) -> None:
+    """What a pod gets, and its program's words and variables, are those of the request."""
+    (container,) = pod["containers"]
+    assert container["image"] == request.image
+    assert [f"{key}={value}" for key, value in pod.get("nodeSelector", {}).items()] == list(
+        request.node_selector
+    )
+    assert list(map(taint, pod.get("tolerations", []))) == list(request.toleration)
+    secrets = [one["name"] for one in pod.get("imagePullSecrets", [])]
+    assert secrets == list(request.image_pull_secret)
+    volumes = zip(pod.get("volumes", []), container.get("volumeMounts", []), strict=True)
+    claims = [
+        (volume["persistentVolumeClaim"]["claimName"], mount["mountPath"])
+        for volume, mount in volumes
+        if volume["name"] != "shm"
+    ]
+    assert claims == request.volumes
+    variables: dict[str, str] = {}
+    for one in container["env"]:
+        # A later value may name an earlier variable.
+        variables[one["name"]] = expanded(one.get("value", "?"), variables)
+    assert dict(request.env).items() <= variables.items()
+    words = [expanded(word, variables) for word in container["args"]]
+    if request.command:
+        assert words[-len(request.command) :] == list(request.command)
+    if request.directory is not None:
+        assert request.directory in words
+
+
+def taint(toleration: dict[str, str]) -> str:
+    """A toleration as the option of hpctk writes it."""
+    assert toleration["operator"] == ("Equal" if "value" in toleration else "Exists")
+    marks = {"key": "", "value": "=", "effect": ":"}
+    return "".join(mark + toleration[key] for key, mark in marks.items() if key in toleration)
+
+
+@pytest.mark.parametrize("field", TEXT_FIELDS)
+def test_a_hostile_text_is_refused_or_stays_one_value(field: str) -> None:
+    kind = kind_of(field)
+    fields_and_values = count(objects_of(request_of(kind, **plain(field))))
+    for text in HOSTILE:
+        if (error := refusal(kind, **{field: text})) is not None:
+            assert error.hint, text
+            continue
+        request = request_of(kind, **{field: text})
+        read_as_meant(request)
+        assert count(objects_of(request)) == fields_and_values
+
+
+def plain(field: str) -> dict[str, Any]:
+    """A value of the field that nothing is odd about."""
+    fine = {"time": "1:00:00", "user": "7", "gpu_resource": "a.b/c"}
+    fine |= {"mem": "64G", "shm": "1G"}
+    return {field: fine.get(field, "x")}
+
+
+def count(data: Any) -> int:
+    """How many keys and values there are."""
+    if isinstance(data, dict):
+        return sum(1 + count(value) for value in data.values())
+    return sum(map(count, data)) if isinstance(data, list) else 1
+
+
+@pytest.mark.parametrize("field", LIST_FIELDS)
+def test_a_hostile_part_of_a_list_is_refused_or_stays_one_value(field: str) -> None:
+    first = ("train.py",) if field == "command" else ()
+    for text in HOSTILE:
+        accepted = first
+        for value in (text, f"a={text}", f"{text}=a", f"A={text}:k", f"A=s:{text}", f"p:/{text}"):
+            if refusal(kind_of(field), **{field: (*first, value)}) is None:
+                accepted = (*accepted, value)
+            if field != "command" and accepted:
+                read_as_meant(request_of(kind_of(field), **{field: accepted[-1:]}))
+        if field == "command":
+            read_as_meant(request_of(kind_of(field), command=accepted))
+
+
+def refusal(kind: Kind, **asked: Any) -> HpcToolkitError | None:
+    """The error that a request meets, which says what to do."""
+    try:
+        request_of(kind, **asked)
+    except HpcToolkitError as error:
+        return error
+    return None
+
+
+def test_an_odd_text_reaches_the_program_as_it_is() -> None:
+    for text in ODD_BUT_FINE:
+        read_as_meant(
+            request_of(
+                "kubernetes-ddp",
+                env=(("A", text), ("B", f"$(A){text}"), ("C", f"$${text}")),
+                command=("train.py", text, f"$(A){text}", f"$$(A)$(MASTER_ADDR){text}$"),
+                run=f"runs/$(A)$${text}",
+            )
+        )
+
+
+PRINTABLE = st.text(max_size=20).filter(str.isprintable)
+TRICKY = st.one_of(
+    PRINTABLE,
+    st.sampled_from(["y", "No", "1e3", "0o17", "0x1f", "1_000", "~", "null", ".inf", "1:30", "="]),
+    st.sampled_from(
+        ["$(A)", "$$(A)", "$", "$$", "a: b", "- a", "---", "...", "#x", "%x", "&a", "*a"]
+    ),
+    st.from_regex(r"\A[-+0-9.eE_:xo]{1,8}\Z"),
+)
+LABEL = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?\Z")
+NAME = st.from_regex(r"\A[a-z]([-a-z0-9]{0,30}[a-z0-9])?\Z")
+QUALIFIED = st.tuples(LABEL, LABEL).map("/".join)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> ManifestSpec:
+    kind = draw(st.sampled_from(KINDS))
+    optional = {
+        "job_name": NAME,
+        "namespace": LABEL,
+        "nodes": st.integers(1, 64),
+        "gpus_per_node": st.integers(0, 8),
+        "cpus": st.integers(1, 256),
+        "mem": st.integers(3, 900).map("{}G".format),
+        "run": TRICKY.filter(lambda text: text.strip("./") and "/" not in text and text[0] != "-"),
+        "queue_name": LABEL,
+        "time": st.integers(1, 9999).map(lambda number: f"{number}min"),
+        "env": st.dictionaries(st.from_regex(r"\A[A-D]\Z"), TRICKY, max_size=3).map(
+            lambda found: tuple(found.items())
+        ),
+        "env_from_secret": st.tuples(LABEL, LABEL).map(lambda two: (f"Z={two[0]}:{two[1]}",)),
+        "node_selector": st.tuples(QUALIFIED, LABEL).map(lambda two: (f"{two[0]}={two[1]}",)),
+        "toleration": st.tuples(QUALIFIED, LABEL).map(
+            lambda two: (f"{two[0]}={two[1]}:NoSchedule",)
+        ),
+        "node_counts": st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True).map(tuple),
+        "command": st.lists(TRICKY, max_size=3).map(lambda words: ("train.py", *words)),
+    }
+    asked = {
+        name: draw(values)
+        for name, values in optional.items()
+        if kind in ONLY_OF.get(name, KINDS) and draw(st.booleans())
+    }
+    return request_of(kind, **asked)
+
+
+@given(requests())
+@settings(max_examples=25, deadline=None)
+def test_any_request_is_read_as_it_was_meant(request: ManifestSpec) -> None:
+    read_as_meant(request, "1.37")
+
+
+@given(st.lists(TRICKY, min_size=20, max_size=20))
+@settings(max_examples=30, deadline=None)
+def test_no_reader_takes_text_for_anything_else(texts: list[str]) -> None:
+    # Reading asserts that plain text is text in the notation of Kubernetes' own reader.
+    read_as_meant(request_of("kubernetes-ddp", command=("train.py", *texts)))
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        *((text, f'"{text}"') for text in ("y", "NO", "1e3", "1_000", "0o17", "1:30", "", "a b")),
+        *((text, text) for text in ("yes/", "/no", "a.b-c_d")),
+        ('"\\', r'"\"\\"'),
+        ("\u00fc\u540d\U0001f600", r'"\xFC\u540D\U0001F600"'),
+        ("\u212a", r'"\u212A"'),  # a letter K to a pattern that ignores case
+    ],
+)
+def test_only_text_that_every_reader_takes_for_text_is_left_without_quotes(
+    text: str, written: str
+) -> None:
+    rendered = render_manifest(request_of("kubernetes-ddp", env=(("A", text),)))
+
+    assert f"- name: A\n          value: {written}\n" in rendered

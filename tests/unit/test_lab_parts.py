@@ -3,51 +3,129 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
 from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.lab.daemons import (
-    free_block,
-    is_free,
-)
-from hpc_toolkit.lab.directory import (
-    make_directory,
-)
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab.lab import Lab
-from hpc_toolkit.lab.members import Member, member_node, members
-from hpc_toolkit.lab.programs import ask, environment
-from hpc_toolkit.lab.settings import LabPaths, lab_token
-from tests.integration.realrun import lives, wait_until
+from hpc_toolkit.lab.settings import (
+    MAX_SOCKET_BYTES,
+    LabPaths,
+    LabSettings,
+    lab_token,
+    ports_needed,
+    slurm_conf,
+)
+from hpc_toolkit.lab.state import (
+    Member,
+    make_directory,
+    members,
+)
 
-SHARED_GROUP = 100
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, as only root can")
+SMALL = LabSettings(nodes=2, gpus_per_node=2, gpu_type="a100")
+PATHS = LabPaths(Path("/tmp/lab"))
+
+SLURM_CONF = """\
+ClusterName=hpctklab
+SlurmctldHost=localhost(127.0.0.1)
+SlurmUser=ada
+SlurmdUser=ada
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket=/tmp/lab/munge/socket,cred_expire=5
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmctldPort=17000
+StateSaveLocation=/tmp/lab/state
+SlurmdSpoolDir=/tmp/lab/spool/%n
+SlurmctldPidFile=/tmp/lab/run/slurmctld.pid
+SlurmdPidFile=/tmp/lab/run/slurmd-%n.pid
+SlurmctldLogFile=/tmp/lab/log/slurmctld.log
+SlurmdLogFile=/tmp/lab/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+ReturnToService=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+MaxArraySize=1001
+KillWait=30
+SlurmctldTimeout=30
+SlurmdTimeout=30
+InactiveLimit=0
+MinJobAge=300
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+PropagateResourceLimitsExcept=MEMLOCK
+MailProg=/bin/true
+FirstJobId=700
+GresTypes=gpu
+NodeName=n[1-2] NodeAddr=127.0.0.1 Port=[17001-17002] CPUs=32 Boards=1 SocketsPerBoard=1 \
+CoresPerSocket=32 ThreadsPerCore=1 RealMemory=192000 Gres=gpu:a100:2
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 MaxTime=3-00:00:00 State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF MaxTime=3-00:00:00 State=UP
+"""
+
+
+def conf_of(settings: LabSettings) -> str:
+    return slurm_conf(settings, PATHS, port=17000, user="ada", first_job=700)
+
+
+def test_slurm_conf_is_this_text() -> None:
+    assert conf_of(SMALL) == SLURM_CONF
+
+
+def test_accounting_adds_its_lines_and_its_port() -> None:
+    settings = LabSettings(nodes=2, accounting=True)
+
+    more = set(conf_of(settings).splitlines()) - set(conf_of(LabSettings(2)).splitlines())
+
+    assert more == {
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=localhost",
+        "AccountingStoragePort=17003",
+        "AccountingStoragePass=/tmp/lab/munge/socket",
+        "JobAcctGatherType=jobacct_gather/linux",
+        "JobAcctGatherFrequency=5",
+    }
+    assert ports_needed(settings) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"nodes": 0}, "--nodes: 0 is outside 1..256"),
+        ({"gpus_per_node": -1}, "--gpus-per-node: -1 is outside 0..64"),
+        ({"gpu_type": "l40s:4\nSlurmUser=x"}, "--gpu-type: .* is not a valid GPU type"),
+        ({"gpu_type": ""}, "--gpu-type: '' is not"),
+        ({"root": "/a,b"}, "'/a,b' is not a directory that mount can name"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        LabSettings(**settings)  # type: ignore[arg-type] # what a test gives is not checked
+
+
+@pytest.mark.parametrize("directory", ["/tmp/a b", "/tmp/%n", "lab", "/tmp/é", "/a\nb"])
+def test_a_directory_that_slurm_conf_cannot_hold_is_refused(directory: str) -> None:
+    with pytest.raises(ConfigError, match="not a directory that Slurm's configuration can name"):
+        LabPaths(Path(directory))
+
+
+def test_a_directory_too_long_for_a_socket_is_refused_from_the_first_byte_on() -> None:
+    room = MAX_SOCKET_BYTES - len("/munge/socket")
+    longest = Path("/" + "d" * (room - 1))
+
+    assert len(str(LabPaths(longest).munge_socket)) == MAX_SOCKET_BYTES
+    with pytest.raises(ConfigError, match="1 bytes too long for its sockets"):
+        LabPaths(Path(f"{longest}d"))
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> LabPaths:
     return LabPaths(tmp_path / "lab")
-
-
-def look_only_at(monkeypatch: pytest.MonkeyPatch, span: range) -> None:
-    monkeypatch.setattr("hpc_toolkit.lab.daemons.port_spans", lambda: [span])
-
-
-class TestPorts:
-    def test_a_port_with_a_listener_at_another_address_is_not_free(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Or that listener would be taken for a daemon that can be reached from elsewhere."""
-        with socket.create_server(("127.0.0.2", 0)) as other:
-            port = other.getsockname()[1]
-            assert is_free(port)
-            look_only_at(monkeypatch, range(port, port + 1))
-
-            with pytest.raises(ConfigError, match="no 1 consecutive free ports between"):
-                free_block(1, seed=0)
 
 
 class Processes:
@@ -74,7 +152,7 @@ class Processes:
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
-    monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr("hpc_toolkit.lab.state.PROC", str(tmp_path / "proc"))
     return Processes(tmp_path / "proc")
 
 
@@ -129,53 +207,8 @@ class TestMembers:
 
         assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
 
-    def test_another_labs_mount_and_a_mere_mention_tell_nothing(self, paths: LabPaths) -> None:
-        other = LabPaths(Path(f"{paths.root}2"))
-
-        assert other.token != paths.token
-        assert member_node(f"1 2 3:4 /{other.token}.0a.n1 /etc/hosts rw", paths.token) is None
-        assert member_node(f"1 2 3:4 /x /mnt/{paths.token} rw", paths.token) is None
-        assert member_node("", paths.token) is None
-
-    def test_a_copy_of_a_labs_directory_does_not_name_its_processes(self, paths: LabPaths) -> None:
-        inside = lab_token(paths.root, paths.root.parent)  # as a process in the lab's root has it
-        for one in (paths, copy := LabPaths(Path(f"{paths.root}2"))):
-            one.hosts.mkdir(parents=True)
-            (one.hosts / f"{inside}.0a.n1").touch()
-
-        assert paths.token == inside
-        assert copy.token == lab_token(copy.root)
-        assert copy.token[-8:] != paths.token[-8:]  # by which labs choose their ports
-
 
 class TestDirectory:
-    @pytest.mark.parametrize("locked", [False, True])
-    @pytest.mark.parametrize("looks", [1, 2])
-    def test_a_directory_that_another_up_begins_at_the_same_moment_is_accepted(
-        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch, looks: int, locked: bool
-    ) -> None:
-        listed, look = [], os.listdir
-        unfinished = paths.root / ".lab.json.1.tmp"
-
-        def look_before_the_other(path: Path) -> list[str]:
-            names = look(path)
-            listed.append(names)
-            if len(listed) == looks:
-                paths.lock.touch()
-                if unfinished.exists():
-                    unfinished.rename(paths.record)
-            return names
-
-        paths.root.mkdir(mode=0o700)
-        if locked:
-            paths.lock.touch()
-            unfinished.write_text('{"format": 1, "settings": {}, "start": ""}')
-        monkeypatch.setattr("os.listdir", look_before_the_other)
-
-        make_directory(paths)
-
-        assert listed
-
     @pytest.mark.parametrize("mode", [0o775, 0o757])
     def test_a_directory_that_others_may_write_is_refused(self, paths: LabPaths, mode: int) -> None:
         paths.root.mkdir()
@@ -190,26 +223,6 @@ class TestDirectory:
 
         with pytest.raises(ConfigError, match="other users can replace it, since all can write to"):
             make_directory(LabPaths(tmp_path / "open/lab"))
-
-    @as_root
-    def test_a_directory_below_one_of_a_shared_group_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "shared").mkdir()
-        os.chown(tmp_path / "shared", -1, SHARED_GROUP)
-        (tmp_path / "shared").chmod(0o775)
-
-        with pytest.raises(ConfigError, match=f"group {SHARED_GROUP} can write to .*/shared"):
-            make_directory(LabPaths(tmp_path / "shared/lab"))
-        (tmp_path / "shared").chmod(0o1775)
-        make_directory(LabPaths(tmp_path / "shared/lab"))
-
-    def test_directories_above_are_made_for_this_user_alone_to_write(self, tmp_path: Path) -> None:
-        before = os.umask(0)
-        try:
-            make_directory(LabPaths(tmp_path / "state/labs/lab"))
-        finally:
-            os.umask(before)
-
-        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o755
 
     @pytest.mark.parametrize(
         "text",
@@ -229,40 +242,3 @@ class TestDirectory:
         assert Lab(paths).down() == 0
         assert {one.name for one in paths.root.iterdir()} == {"lab.json", "db", "thesis.tex"}
         assert paths.root.stat().st_mode == before
-
-
-def test_a_daemon_that_does_not_answer_is_an_error_not_a_wait(
-    paths: LabPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the question started is killed: a wrapper's child would keep the pipe open."""
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\nsleep 3600 &\necho $! > {tmp_path}/pid\nwait\n")
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-
-    for limit_s in (0.3, 3.0, 30.0, 300.0):
-        monkeypatch.setattr("hpc_toolkit.lab.programs.ANSWER_S", limit_s)
-        message = f"^squeue did not answer within {re.escape(f'{limit_s:g}')} s"
-        with pytest.raises(HpcToolkitError, match=message) as caught:
-            ask(paths, "squeue")
-        assert str(paths.logs) in caught.value.hint
-        # On a busy machine the program may have been killed before it started its child.
-        if (tmp_path / "pid").exists():
-            break
-
-    child = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not lives(child), "the child to end")
-
-
-def test_a_lab_is_asked_without_the_variables_of_another_slurm(
-    paths: LabPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_CONF", "SBATCH_PARTITION", "SRUN_CPUS_PER_TASK"):
-        monkeypatch.setenv(name, "x")
-    monkeypatch.setenv("HOME", "/home/ada")
-
-    told = environment(paths)
-
-    assert {key: told[key] for key in told if key.startswith(("SLURM", "SBATCH", "SRUN"))} == {
-        "SLURM_CONF": str(paths.slurm_conf)
-    }
-    assert told["HOME"] == "/home/ada"

@@ -10,8 +10,8 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab import roots
-from hpc_toolkit.lab.programs import check_programs
-from hpc_toolkit.lab.roots import debian_root, entering, find_root
+from hpc_toolkit.lab.commands import check_programs
+from hpc_toolkit.lab.roots import entering, find_root
 
 
 @pytest.fixture(autouse=True)
@@ -34,36 +34,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return programs
-
-
-def test_a_release_is_built_once_and_told_with_its_size(tmp_path: Path) -> None:
-    built: list[str] = []
-    told: list[str] = []
-
-    def build(suite: str, root: Path) -> None:
-        built.append(suite)
-        (root / "usr").mkdir()
-
-    first, again = (debian_root("trixie", tmp_path / "roots", told.append, build) for _ in "12")
-
-    assert first == again
-    assert os.listdir(first) == ["usr"]
-    assert built == ["trixie"]
-    assert told == [
-        f"building Debian trixie with its Slurm: 2 minutes, 700 MB below {tmp_path}/roots"
-    ]
-
-
-def test_an_interrupted_build_leaves_nothing_and_is_never_used(tmp_path: Path) -> None:
-    def interrupted(_suite: str, root: Path) -> None:
-        (root / "half").touch()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        debian_root("sid", tmp_path / "roots", print, interrupted)
-
-    assert [one for one in (tmp_path / "roots").iterdir() if one.is_dir()] == []
-    assert os.listdir(debian_root("sid", tmp_path / "roots", print, lambda *_: None)) == []
 
 
 @pytest.mark.parametrize(
@@ -89,37 +59,6 @@ def test_an_unknown_release_or_directory_is_refused_with_a_way_out(
         find_root(given, print)
 
     assert hint in caught.value.hint
-
-
-def test_a_release_needs_debootstrap_and_any_root_needs_root(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("debootstrap", "unshare"):
-        (machine / name).unlink()
-    missing = "programs that are not installed: debootstrap, unshare"
-    with pytest.raises(ConfigError, match=missing) as caught:
-        find_root("trixie", print)
-    assert "debootstrap util-linux mount; or give --slurm the directory" in caught.value.hint
-
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ConfigError, match="only root can start a lab with a Slurm that is not"):
-        find_root("/", print)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts, as only root can")
-@pytest.mark.skipif(shutil.which("apt-config") is None, reason="this is neither Debian nor Ubuntu")
-def test_a_build_without_a_network_ends_with_the_reason_and_its_log(
-    tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roots, "search_path", lambda: f"{machine}:{os.environ['PATH']}")
-
-    with pytest.raises(ConfigError, match="trixie could not be built: E: no mirror") as caught:
-        find_root("trixie", print)
-
-    assert (
-        f"log in {tmp_path}/cache/hpctk/roots/trixie.log; a mirror of Debian" in caught.value.hint
-    )
-    assert "E: no mirror answers" in (tmp_path / "cache/hpctk/roots/trixie.log").read_text()
 
 
 def test_a_root_without_slurm_is_refused_with_what_it_lacks(

@@ -7,23 +7,16 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.launch import PANELS
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import by_name
-from hpc_toolkit.training.launch import agent, launcher
+from hpc_toolkit.training.launch import launcher
 from hpc_toolkit.training.launch.meeting import Address
-from hpc_toolkit.training.launch.outcome import (
-    Outcome,
-    RankFailure,
-    root_cause,
-)
 from hpc_toolkit.training.launch.plan import (
     _VALUES,
     INSTEAD,
@@ -38,11 +31,13 @@ from hpc_toolkit.training.launch.ranks import (
     Ranks,
     _File,
     _Terminal,
-    cpus_near_gpu,
-    make_next,
 )
 from hpc_toolkit.training.launch.rendezvous import Place
+from hpc_toolkit.training.progress import (
+    Outcome,
+)
 from tests.integration.realrun import wait_until
+from tests.unit.jobcommands import call
 
 SRUN = {
     "SLURM_JOB_ID": "12",
@@ -97,7 +92,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
 
 def called(words: str) -> Result:
-    return CliRunner().invoke(load_commands("launch"), ["launch", *words.split()])
+    return call("launch", *words.split())
 
 
 @pytest.mark.parametrize("word", ["--nproc_per_node=8", "--nnodes", "--max-restarts=3"])
@@ -218,14 +213,6 @@ def test_variables_that_contradict_each_other_are_refused(wrong: dict[str, str])
 # What becomes of both
 
 
-def test_a_step_with_a_task_a_node_meets_in_the_run_directory() -> None:
-    plan = plan_of(Step.from_environ(SRUN), "R")
-
-    assert (plan.form, plan.meeting, plan.launch) == ("agent", "directory", "12.0.0")
-    assert (plan.nodes, plan.node_rank, plan.ranks) == (2, 1, 2)
-    assert plan.log_dir == Path("R/logs/12.0.0")
-
-
 def translated(run_dir: str | None = None, **options: Any) -> Plan:
     checked = check_request(Request(script=__file__, options=options)).options
     return plan_of(None, run_dir, **checked)
@@ -272,48 +259,6 @@ def test_an_endpoint_of_torchrun_is_the_address_of_node_0(
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         translated(**options)
-
-
-def test_ranks_share_the_cpus_and_learn_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(9)))
-    plan = plan_of(None, "R")
-
-    found = launcher.surroundings(plan, {"SLURM_JOB_END_TIME": "1790000000"})
-
-    assert found == {
-        "HPCTK_BACKEND": "gloo",
-        "HPCTK_RUN_DIR": "R",
-        "HPCTK_DEADLINE": "1790000000",
-        "OMP_NUM_THREADS": "4",
-    }
-    alone = replace(plan, form="task", run_dir=None)
-    assert launcher.surroundings(alone, {})["OMP_NUM_THREADS"] == "9"
-    kept = launcher.surroundings(alone, {"OMP_NUM_THREADS": "3"})
-    assert kept == {"HPCTK_BACKEND": "gloo"}
-
-
-# What ends mean
-
-
-def failure(rank: int, code: int, *, log: Path | None = None) -> RankFailure:
-    return RankFailure(rank=rank, code=code, log=log)
-
-
-def test_the_cause_is_the_rank_that_a_signal_ended() -> None:
-    assert root_cause([failure(0, 1), failure(3, -9)]).rank == 3
-    assert root_cause([failure(0, 75), failure(1, 1)]).rank == 1
-
-
-def test_the_cause_is_the_rank_whose_error_was_written_first(tmp_path: Path) -> None:
-    logs = [tmp_path / "0", tmp_path / "1"]
-    for log, at in zip(logs, (20.5, 20.25), strict=True):
-        log.touch()
-        os.utime(log, (at, at))
-
-    assert root_cause([failure(rank, 1, log=log) for rank, log in enumerate(logs)]).rank == 1
-
-
-# What the ends of some mean for others
 
 
 # Output
@@ -374,49 +319,6 @@ def test_a_closed_stream_stops_no_other_and_characters_it_lacks_are_replaced(
     terminal.end()
 
     assert raw.getvalue() == b"[rank 0] f?r\n"
-
-
-def test_a_launch_under_nohup_ignores_the_end_of_its_terminal() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with agent.signals(lambda _: None, last=False):
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            assert callable(signal.getsignal(signal.SIGTERM))
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_a_second_launch_of_a_name_has_a_directory_of_its_own(tmp_path: Path) -> None:
-    made = [make_next(tmp_path / "logs" / "12.0.0") for _ in range(3)]
-
-    assert [path.name for path in made] == ["12.0.0", "12.0.0-2", "12.0.0-3"]
-    assert all(path.is_dir() for path in made)
-    (tmp_path / "file").touch()
-    for place, named in ((Path("/proc/none/logs"), "/proc/none"), (tmp_path / "file", "/file")):
-        with pytest.raises(ConfigError, match=f"{named}: cannot create a directory there"):
-            make_next(place / "12.0.0")
-
-
-@pytest.mark.torch
-def test_a_rank_is_bound_to_the_cpus_of_its_gpus_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = pytest.importorskip("torch")
-    gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xCA, pci_device_id=0)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(2, 16)))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: gpu)
-    (tmp_path / "bus/pci/devices/0000:ca:00.0").mkdir(parents=True)
-    for number, cpus in ((0, "0-3"), (1, "4-7,12-15")):
-        node = tmp_path / f"devices/system/node/node{number}"
-        node.mkdir(parents=True)
-        (node / "cpulist").write_text(f"{cpus}\n")
-
-    for number, expected in ((1, "4-7,12-15"), (-1, "2-3")):
-        (tmp_path / "bus/pci/devices/0000:ca:00.0/numa_node").write_text(f"{number}\n")
-        assert cpus_near_gpu(0, tmp_path) == expected
-    with pytest.raises(ConfigError, match="--numa-binding: torch sees no GPU 1"):
-        cpus_near_gpu(1, tmp_path)
 
 
 def test_a_warning_right_after_the_start_ends_no_rank(tmp_path: Path) -> None:

@@ -14,9 +14,7 @@ from hpc_toolkit.errors import RunError
 from hpc_toolkit.training.launch.meeting import Address, find, publish
 from hpc_toolkit.training.launch.plan import Plan
 from hpc_toolkit.training.launch.rendezvous import (
-    Ending,
     Place,
-    RendezvousLostError,
     Rounds,
 )
 from tests.manualclock import ManualClock
@@ -138,16 +136,6 @@ def test_the_address_of_an_earlier_start_is_not_taken_for_this_one(tmp_path: Pat
         )
 
 
-def test_a_name_that_another_launch_has_is_refused(tmp_path: Path) -> None:
-    publish(tmp_path / "rendezvous" / "mine", Address("n0", 1))
-
-    with pytest.raises(RunError, match="another launch of this name listens at n0:1") as caught:
-        publish(tmp_path / "rendezvous" / "mine", Address("n0", 2))
-
-    assert "--rdzv-id" in caught.value.hint
-    assert find(tmp_path / "rendezvous" / "mine", timeout_s=1).port == 1
-
-
 # Rounds
 
 
@@ -207,48 +195,6 @@ def test_a_node_that_does_not_come_is_named() -> None:
         rounds_of(store, 0, 3, clock, passing=True).join()
     with pytest.raises(RunError, match="node 0 of 2 did not come within"):
         rounds_of(SharedStore(), 1, 2, clock, passing=True).join()
-
-
-def test_the_end_of_a_node_is_seen_by_the_others_and_not_by_itself(pair: Pair) -> None:
-    _, clock, first, second = pair
-
-    second.end(137, "rank 1 on n1 ended by SIGKILL")
-    clock.advance(1)
-
-    assert first.ended() == Ending(1, "n1", 137, "rank 1 on n1 ended by SIGKILL")
-    assert second.ended() is None
-    with pytest.raises(
-        RendezvousLostError, match=r"node 1 \(n1\) has ended: rank 1 on n1"
-    ) as caught:
-        first.join()
-    assert caught.value.exit_code == 137
-
-
-def test_a_launch_is_finished_when_the_ranks_of_all_nodes_are(pair: Pair) -> None:
-    _, clock, first, second = pair
-
-    clock.advance(1)
-    assert not first.finish()
-    clock.advance(1)
-    assert second.finish()
-    clock.advance(1)
-    assert first.finish()
-
-
-def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0(pair: Pair) -> None:
-    store, clock, _, second = pair
-    store.gone = True
-    clock.advance(1)
-
-    with pytest.raises(
-        RendezvousLostError, match="node 0, the meeting point of this launch"
-    ) as caught:
-        second.wanted()
-    assert caught.value.exit_code == 75
-    # Leaving must not fail for it.
-    second.end(1, "x")
-    second.leave()
-    assert second.ended(at_once=True) is None
 
 
 def test_node_0_holds_the_store_until_those_that_came_have_left(pair: Pair) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
+from tests.unit.jobcommands import call
 
 FILE = """\
 command = "echo {seed}"
@@ -34,7 +33,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def init(*words: str) -> Any:
-    found = CliRunner().invoke(load_commands("init"), ["init", "run", *words])
+    found = call("init", "run", *words)
     return found.exception if found.exit_code else Run.open("run")
 
 
@@ -57,7 +56,7 @@ def test_a_file_has_all_options_of_a_list() -> None:
 
 def test_items_per_claim_sizes_the_units_also_of_items_that_are_added() -> None:
     words = ("--count", "7", "--command", "true", "--items-per-claim", "3", "--open")
-    ended = CliRunner().invoke(load_commands("init"), ["init", "run", *words])
+    ended = call("init", "run", *words)
 
     run = Run.open("run")
     run.add([{"index": 7 + number} for number in range(4)])
@@ -78,7 +77,7 @@ def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
 
     found = init("--config", "below/b.toml", "--option", "value=4")
     Path("g.toml").write_text('command = "true"\ngrid = { a = ["x", 2], b = "0:4:2" }')
-    grid = CliRunner().invoke(load_commands("init"), ["init", "grid", "--config", "g.toml"])
+    grid = call("init", "grid", "--config", "g.toml")
 
     assert isinstance(found, Run | Exception)
     assert grid.exit_code == 0
@@ -161,30 +160,3 @@ def test_a_number_of_a_list_reaches_a_command_as_written(
     for source in (("--items", "l.jsonl"), ("--config", "b.toml")):
         assert made(init(*source, *words))[0] == items
         shutil.rmtree("run")
-
-
-@pytest.mark.parametrize(
-    ("words", "items"),
-    [
-        (("--grid", "x=1,2", "--text", "x"), [{"x": "1"}, {"x": "2"}]),
-        (("--grid", "x= 1:2,1e5,", "--text", "x"), [{"x": " 1:2"}, {"x": "1e5"}, {"x": ""}]),
-        (("--grid", "x=1e-3,007,+5", "--number", "x"), [{"x": 0.001}, {"x": 7}, {"x": 5}]),
-        (("--items", "l.csv"), [{"x": "1"}, {"x": "02"}]),
-        (("--items", "l.csv", "--number", "x"), [{"x": 1}, {"x": 2}]),
-        (("--items", "l.csv", "--format", "txt"), [{"line": "x"}, {"line": "1"}, {"line": "02"}]),
-        (("--grid", "x=1,b", "--number", "x"), "item 1: x is 'b', which is not a number"),
-        (("--grid", "x=nan", "--number", "x"), "item 0: x is 'nan', which is not a number"),
-        (("--grid", "x=1", "--text", "y"), "no item has the key 'y', which --text names"),
-        (("--grid", "x=1", "--format", "csv"), "--format needs --items"),
-        (("--items", "l.csv", "--format", "xls"), "l.csv: unknown format 'xls'"),
-    ],
-)
-def test_the_type_of_a_key_can_be_named(words: tuple[str, ...], items: Any) -> None:
-    Path("l.csv").write_text("x\n1\n02\n")
-
-    found = init("--workload", NOOP, *words)
-
-    if isinstance(items, str):
-        assert items in str(found)
-    else:
-        assert made(found)[0] == items

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.errors import WorkloadError
-from hpc_toolkit.rundir.layout import WorkloadSpec
-from hpc_toolkit.worker.loading import load_workload
-from hpc_toolkit.worker.memory import TRIES, Shrinking, is_out_of_memory
-
-HERE = __name__
+from hpc_toolkit.worker.memory import Shrinking, is_out_of_memory
 
 
 class OutOfMemoryError(RuntimeError):
@@ -84,17 +79,6 @@ def test_the_answer_of_on_oom_runs_the_items_again_or_is_reported(
     assert workload.asked == [("context", [{"id": 1}])] * asked
 
 
-def test_one_item_is_run_again_a_bounded_number_of_times_and_the_next_as_often() -> None:
-    workload = Asked()
-    shrinking = Shrinking(workload)
-
-    for index in range(2):
-        answers = [shrinking.ask(MemoryError(), None, [{}], index) for _ in range(TRIES + 1)]
-        assert answers[:-1] == [None] * TRIES
-        assert isinstance(answers[-1], MemoryError)
-    assert len(workload.asked) == 2 * TRIES
-
-
 class Tensor:
     """Something large."""
 
@@ -127,21 +111,6 @@ def test_what_the_failed_call_held_is_free_when_on_oom_is_asked() -> None:
     Shrinking(Looking()).ask(failure, None, [{}], 0)
 
     assert seen == [None]
-
-
-class WithWrongOnOom:
-    on_oom = 3
-
-    def load(self, group: Any) -> None: ...
-
-    def run(self, context: Any, items: Any) -> Any: ...
-
-
-def test_on_oom_that_cannot_be_called_is_refused() -> None:
-    spec = WorkloadSpec(function=f"{HERE}:WithWrongOnOom")
-
-    with pytest.raises(WorkloadError, match="on_oom is not a method on_oom"):
-        load_workload(spec)
 
 
 @pytest.mark.torch

@@ -155,23 +155,6 @@ def test_every_function_of_the_package_is_registered_or_a_part_of_one() -> None:
     assert set(RANGES) == set(METRICS)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([9, 10], r"a length is 10, of at least \d and at most 9"),
-        ([-3, 9], r"a length is -3, of at least"),
-        ([9], r"integers of shape \(2,\), one a matrix, got torch.int64 of shape \(1,\)"),
-        ([9.0, 8.5], r"got torch.float32 of shape \(2,\)"),
-    ],
-)
-def test_lengths_that_do_not_fit_are_refused(lengths: Any, message: str) -> None:
-    made = torch.from_numpy(np.random.default_rng(2).normal(size=(2, 9, 6)))
-
-    for name in (n for n in METRICS if METRICS[n].scope in ("prompt", "tokens")):
-        with pytest.raises(ValueError, match=message):
-            METRICS[name].function(made, torch.tensor(lengths))
-
-
 @pytest.mark.parametrize("name", METRICS)
 def test_numbers_that_are_not_finite_or_not_real_are_named(name: str) -> None:
     given, _, _ = arguments(name, np.random.default_rng(0), "normal")
@@ -221,13 +204,3 @@ def test_a_metric_is_defined_from_its_fewest_rows_on(name: str) -> None:
     assert math.isfinite(of(fewest))
     with pytest.raises(ValueError, match=r"at least|needs|equal"):
         of(fewest - 1)
-
-
-@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].fewest == 1])
-def test_a_metric_without_a_fewest_is_defined_for_one_row_or_two_tokens(name: str) -> None:
-    n = 2 if METRICS[name].scope == "tokens" else 1
-    made = torch.from_numpy(np.random.default_rng(6).normal(size=(2, n, 5)))
-
-    given = [made] if METRICS[name].scope == "views" else [made[0]]
-
-    assert math.isfinite(float(METRICS[name].function(*given)))

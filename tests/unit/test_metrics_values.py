@@ -15,13 +15,12 @@ from hpc_toolkit.science.metrics import (
     anisotropy,
     curvature,
     effective_rank,
-    geometry,
     linear_cka,
     matrix_entropy,
     rankme,
     two_nn,
 )
-from hpc_toolkit.science.metrics.geometry import CurvatureVariant, anisotropy_of_sum, unit_row_sum
+from hpc_toolkit.science.metrics.geometry import CurvatureVariant
 from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")
@@ -55,22 +54,6 @@ def test_anisotropy_leaves_zero_rows_out() -> None:
     assert float(anisotropy(torch.cat([z, torch.zeros(3, 4)]))) == pytest.approx(
         float(anisotropy(z))
     )
-
-
-def test_anisotropy_of_parts_adds_up_to_the_whole() -> None:
-    z = random_rows(1, 10, 4)
-    padded = torch.stack([z[:5], torch.cat([z[5:9], torch.full((1, 4), 7.0)])])
-
-    totals, counts = unit_row_sum(padded, torch.tensor([5, 4]))
-
-    assert float(anisotropy_of_sum(totals.sum(0), counts.sum())) == pytest.approx(
-        float(anisotropy(z[:9]))
-    )
-
-
-def test_anisotropy_without_a_pair_is_named() -> None:
-    with pytest.raises(ValueError, match="at least 2 rows that are not zero, got 1"):
-        anisotropy(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
 
 
 @pytest.mark.parametrize("step", [1e-6, math.pi / 6, 3.0, math.pi - 1e-6])
@@ -115,20 +98,6 @@ def test_curvature_leaves_out_steps_of_length_zero() -> None:
     assert float(curvature(paused)) == pytest.approx(float(curvature(corner)))
     assert float(curvature(halfway)) == 0
     assert float(curvature(torch.ones(5, 2))) == 0
-
-
-def test_curvature_of_two_tokens_is_named() -> None:
-    with pytest.raises(ValueError, match=r"at least 3 rows"):
-        curvature(torch.eye(2))
-    with pytest.raises(ValueError, match="a length is 2, of at least 3"):
-        curvature(torch.zeros(2, 5, 3), torch.tensor([5, 2]))
-    with pytest.raises(ValueError, match="a length is 1, of at least 2"):
-        curvature(torch.zeros(2, 5, 3), torch.tensor([5, 1]), variant="token-angle")
-
-
-def test_curvature_of_an_unknown_variant_is_named() -> None:
-    with pytest.raises(ValueError, match="unknown variant 'angle'; known: difference, diff"):
-        curvature(torch.eye(4), variant="angle")  # type: ignore[arg-type]
 
 
 Method = Literal["mle", "linear"]
@@ -209,23 +178,6 @@ def test_two_nn_tells_near_neighbours_apart_far_from_the_origin() -> None:
     assert float(two_nn(far)) == pytest.approx(near, rel=1e-12)
 
 
-def test_two_nn_in_parts_is_that_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    z = torch.from_numpy(slow.random_rows(4, 50, 6))
-    z[20:40] = z[:20] * (1 + 1e-9)  # computed twice, and found in several parts
-    whole = float(two_nn(z))
-
-    monkeypatch.setattr(geometry, "_CHUNK", 7 * 50)
-
-    assert float(two_nn(z)) == whole
-
-
-def test_two_nn_of_a_batch_is_that_of_each_matrix() -> None:
-    z = torch.from_numpy(slow.random_rows(5, 4, 20, 3)).reshape(2, 2, 20, 3)
-    z[0, 1, 10:] = z[0, 1, :10]  # fewer different rows than the others
-
-    assert two_nn(z).tolist() == [[float(two_nn(one)) for one in row] for row in z]
-
-
 @pytest.mark.parametrize(
     ("z", "options", "message"),
     [
@@ -292,16 +244,6 @@ def test_alpha_req_without_centring_reads_the_mean_as_a_direction() -> None:
 
     assert float(alpha_req(z, center=False)) == pytest.approx(1.0, abs=1e-9)
     assert float(alpha_req(z)) != pytest.approx(1.0, abs=1e-6)
-
-
-def test_alpha_req_of_a_batch_is_that_of_each_matrix() -> None:
-    z = torch.from_numpy(slow.random_rows(1, 4, 30, 15)).reshape(2, 2, 30, 15)
-    z[1, 1, :, 10:] = 0  # of lower rank, so that its fit ends earlier
-
-    together = alpha_req(z)
-
-    alone = [[float(alpha_req(one)) for one in row] for row in z]
-    assert together.tolist() == pytest.approx(np.array(alone))
 
 
 @pytest.mark.parametrize(

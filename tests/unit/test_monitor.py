@@ -161,24 +161,6 @@ def test_a_sample_tells_cpus_memory_network_gpus_and_infiniband(tmp_path: Path) 
     assert nvml.shut == 1
 
 
-def test_nvlink_bytes_count_from_the_start_and_not_from_a_reset(tmp_path: Path) -> None:
-    nvml = FakeNvml()
-    sampler = Sampler(nvml=nvml, infiniband=tmp_path)
-
-    before, after = (sampler.sample()["gpus"][0] for _ in range(2))
-    nvml.link_kib = 0  # the driver was loaded again
-    reset = sampler.sample()["gpus"][0]
-
-    # Each reading of the other GPU counts here as well.
-    assert before["nvlink_sent_bytes"] == 2000 * 1024
-    assert after["nvlink_sent_bytes"] == 4000 * 1024
-    assert after["nvlink_received_bytes"] == 0
-    assert reset["nvlink_sent_bytes"] is None
-    samples = [{"t_s": t, "gpus": [gpu]} for t, gpu in enumerate((before, after, reset))]
-    (gpu,) = summarise(Recording({"gpus": [{}]}, samples))["gpus"]
-    assert (gpu["nvlink_sent_bytes"], gpu["nvlink_received_bytes"]) == (4000 * 1024, 0)
-
-
 def test_a_summary_has_means_maxima_and_energy() -> None:
     samples = [
         {"t_s": at, "cpu_percent": at, "rss_bytes": 9 - at, "gpus": [{"power_w": 100.0 * at}]}

@@ -1,8 +1,8 @@
-"""What 'hpctk submit' says of a job: its request, its cost, and the items left of its run."""
+"""What 'hpctk submit' says of a job, its cost, and the items left; what a run has cost."""
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,12 +15,16 @@ from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec
-from hpc_toolkit.submit.outlook import left_lines, sized
+from hpc_toolkit.submit.jobs import Cost, RunJob, cost_of, record_job
+from hpc_toolkit.submit.keeping import jobs_with_work
+from hpc_toolkit.submit.submission import left_lines, sized
 from tests.toyrun import ToyRun
-from tests.unit.playedcampaign import Played, toy
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hpc_toolkit.results.status import Ends
+    from tests.toyrun import ToyRun
 
 SITE = Cluster(
     name="site",
@@ -51,14 +55,21 @@ def ask(nodes: int, *, hours: float = 4, site: Cluster = SITE, **more: Any) -> A
     return ask_of(spec, site, **more)
 
 
-def measured(root: Path, *, items: int = 136, done: int = 100, sealed: bool = True) -> Run:
-    """A run whose first items took an hour each, by a worker that has left."""
+def measured(
+    root: Path,
+    *,
+    items: int = 136,
+    done: int = 100,
+    sealed: bool = True,
+    seconds: float = 3600.0,
+) -> Run:
+    """A run whose first items took this long each, by a worker that has left."""
     toy = ToyRun(root / "run", items, unit=1, sealed=sealed)
     worker = toy.worker("w1")
     for item in range(done):
         worker.claim(toy.unit_name(item))
-        worker.attempt(item, seconds=3600.0)
-        worker.release(seconds=3600.0)
+        worker.attempt(item, seconds=seconds)
+        worker.release(seconds=seconds)
     worker.finish()
     return toy.reopen()
 
@@ -75,25 +86,26 @@ def test_the_request_is_shown_with_the_cost_of_all_of_its_time() -> None:
     )
 
 
-def array(elements: str) -> Ask:
-    spec = ScriptSpec(
-        python="/usr/bin/python3",
-        gpus_per_node=4,
-        ntasks_per_node=4,
-        time=12 * 3600,
-        array=elements,
-    )
-    return ask_of(spec, SITE)
+_LONG = "its items need 5 h 00 min of time"
 
 
-SEARCH = {"policy": "random", "budget": 8, "pending": 2}
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        ({"gpus": 4}, ["its items need 4 GPUs; no worker of this job has more than 1"]),
+        (
+            {"time": "5h"},
+            [f"{_LONG}; no worker of this job has more than 4 h 00 min of time"],
+        ),
+        ({"gpus": 1, "time": "2h", "licence": 1, "cpus": 64}, []),
+    ],
+)
+def test_a_stage_that_no_worker_of_the_job_could_hold_is_named(
+    needs: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", [{"n": n} for n in range(9)], command="true", needs=needs)
 
-
-def campaign(root: Path, patch: pytest.MonkeyPatch, waits: int, **more: Any) -> Run:
-    """A campaign of 20 arms and 3 tasks whose coordinator was killed."""
-    search = {**SEARCH, **more.pop("search", {})}
-    assert Played(root, toy(search, **more), patch).killed(waits)
-    return Run.open(root)
+    assert left_lines(run, ask(1))[1] == [f"stage items: {one}" for one in said]
 
 
 def test_a_time_limit_that_is_too_short_is_named_with_one_that_is_enough(tmp_path: Path) -> None:
@@ -108,18 +120,6 @@ def test_a_time_limit_that_is_too_short_is_named_with_one_that_is_enough(tmp_pat
     assert longest.startswith("00:30:00 is probably too short for the longest item")
     assert chain == []
     assert chained == [longest]
-
-
-def test_nodes_without_a_unit_are_told_unless_items_may_follow(tmp_path: Path) -> None:
-    run = measured(tmp_path)
-
-    one, two = ask(10, hours=12), ask(5, hours=12, jobs=2)
-
-    assert left_lines(run, one)[1] == [
-        "nodes will be idle: 36 units for 40 workers; 9 nodes are enough"
-    ]
-    assert left_lines(run, two)[1] == left_lines(run, one)[1]
-    assert left_lines(measured(tmp_path / "open", sealed=False), one)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,18 @@ def test_a_time_for_which_no_size_is_known_is_refused(
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("done", "seconds", "jobs"),
+    [(0, 60.0, 10), (16, 60.0, 2), (16, 3600.0, 6), (32, 60.0, 1), (38, 1.0, 1), (40, 60.0, 0)],
+)
+def test_no_more_jobs_are_kept_than_have_work(
+    tmp_path: Path, done: int, seconds: float, jobs: int
+) -> None:
+    run = measured(tmp_path, items=40, done=done, seconds=seconds)
+
+    assert jobs_with_work(run, ask(1)) == jobs
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -153,30 +165,6 @@ def call(*words: str) -> Result:
     submit_commands.register(app)
     given = ["submit", "--cluster", "./site.toml", "--gpus-per-node", "4", "--dry-run", *words]
     return CliRunner().invoke(app, given)
-
-
-def test_submit_shows_the_request_before_it_sends(here: Path) -> None:
-    measured(here)
-
-    found = call("--run", "run", "--nodes", "10", "--time", "2:00:00")
-
-    lines = found.stderr.splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith("requests 10 nodes"))
-    assert lines[first + 1].startswith("36 items are left: ")
-    assert lines[first + 2].startswith("warning: 02:00:00 is too short for all items")
-    assert lines[first + 3].startswith("warning: nodes will be idle")
-    assert lines[first + 4].startswith("would run: sbatch")
-
-
-def test_submit_sizes_the_job(here: Path) -> None:
-    measured(here)
-
-    found = call("--run", "run", "--size-for", "8h")
-
-    assert found.exit_code == 0, found.exception
-    assert re.search(r"#SBATCH --nodes=[23]\n", found.stdout)
-    assert "#SBATCH --time=0" in found.stdout
-    assert "too short" not in found.stderr
 
 
 @pytest.mark.parametrize(
@@ -198,3 +186,30 @@ def test_a_size_is_chosen_alone_and_for_a_list(
 
     assert isinstance(error, ConfigError), repr(error)
     assert message in error.message
+
+
+JOB = RunJob(job="7", submitted=1.0, worker_price=3.0, currency="EUR")
+
+
+def cost(toy: ToyRun, *jobs: RunJob, ends: Ends = (None, None)) -> Cost | None:
+    for job in jobs:
+        record_job(toy.paths, job)
+    toy.worker("a", job="7", started=1000.0, at=4600.0)
+    toy.worker("b", job="7", started=1000.0, at=8200.0)
+    toy.worker("c", job="8", started=1000.0, at=4600.0)
+    return cost_of(toy.paths, toy.run.view.presences(), {"b"}, ends)
+
+
+def test_workers_cost_their_lives_and_the_living_the_time_left(toy: ToyRun) -> None:
+    other = replace(JOB, job="8", worker_price=1.0)
+
+    found = cost(toy, JOB, other, ends=(1800.0, 3600.0))
+
+    assert found == Cost(spent=10.0, currency="EUR", low=1.5, high=3.0)
+
+
+@pytest.mark.parametrize(
+    "jobs", [(), (replace(JOB, worker_price=None),), (JOB, replace(JOB, job="8", currency="USD"))]
+)
+def test_there_is_no_cost_without_one_currency(toy: ToyRun, jobs: tuple[RunJob, ...]) -> None:
+    assert cost(toy, *jobs) is None

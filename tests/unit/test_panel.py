@@ -5,22 +5,19 @@ from __future__ import annotations
 import sys
 from html.parser import HTMLParser
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.report.notebook import StatusDisplay, status_html
+from hpc_toolkit.report.live import StatusDisplay, status_html
 from hpc_toolkit.report.panel import Bar, Row, headline, one_line, panel
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.results.explain import Failures
 from hpc_toolkit.results.progress import NO_WORKER, OPEN, PAUSED, StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
 from hpc_toolkit.system.terminal import printable
-
-if TYPE_CHECKING:
-    pass
 
 
 def status(**changes: Any) -> Status:

@@ -46,8 +46,6 @@ def takes(words: list[str], file: str) -> bool:
         ("not soak and not alone", {"faults", "integration", "slurm"}),
         ("nfs and not soak and not alone", {"sharedfs"}),
         ("not nfs and not soak and not alone", {"sharedfs"}),
-        ("newslurm and not soak and not alone", {"slurm"}),
-        ("alone and not soak", {"faults", "integration", "sharedfs", "slurm"}),
     ],
 )
 def test_every_file_is_in_one_part_for_its_marks(marks: str, directories: set[str]) -> None:
@@ -58,6 +56,14 @@ def test_every_file_is_in_one_part_for_its_marks(marks: str, directories: set[st
     mine = {file for file in FILES if file.split("/")[1] in directories}
     assert {file for file, times in taken.items() if times} == mine
     assert set(taken.values()) == {0, 1}
+
+
+@pytest.mark.parametrize("mark", ["newslurm", "alone"])
+def test_every_file_with_a_mark_is_in_its_part(mark: str) -> None:
+    (words,) = [words for words in calls() if any(word.startswith(f"{mark} and") for word in words)]
+
+    mine = {file for file in FILES if f"pytest.mark.{mark}" in (ROOT / file).read_text()}
+    assert {file for file in FILES if takes(words, file)} == mine
 
 
 def test_every_directory_and_every_path_of_a_part_is_there() -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.forecast import Forecaster
+from hpc_toolkit.planning.forecast import Forecaster, Guess
 from hpc_toolkit.planning.nodes import Worker, node_of
 from hpc_toolkit.planning.plan import as_lines, make_plan
 from hpc_toolkit.planning.reading import read_work
-from hpc_toolkit.planning.work import Guess, Work
+from hpc_toolkit.planning.work import Work
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.manualclock import ManualClock

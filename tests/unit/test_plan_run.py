@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
-from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.planning.forecast import Forecaster, Interval
-from hpc_toolkit.planning.nodes import Worker, choose, node_of
-from hpc_toolkit.planning.plan import make_plan
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.planning.forecast import Forecaster, Guess
+from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.planning.plan import choose, typed_work
 from hpc_toolkit.planning.reading import read_work
-from hpc_toolkit.planning.timeleft import Kept, compare, read_plan
-from hpc_toolkit.planning.work import Guess, Work, typed_work
+from hpc_toolkit.planning.work import Work
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
@@ -88,45 +85,6 @@ def test_a_run_is_read_as_items_left_seen_and_held(tmp_path: Path) -> None:
     ]
 
 
-def test_how_long_an_item_has_run_is_told_by_its_workers_own_clock(tmp_path: Path) -> None:
-    toy = Toy(tmp_path)
-    toy.clock.advance(20.0)
-
-    (stage,) = toy.work().stages
-
-    # Its last heartbeat was 20 s after its last line, whatever our clock says.
-    assert stage.batches[0].age_s == 20.0
-    assert not stage.batches[0].loading
-
-
-def test_what_failed_and_is_tried_again_is_counted(tmp_path: Path) -> None:
-    toy = Toy(tmp_path)
-    toy.worker.attempt(3, "failed", at=980.0)
-    toy.worker.release(at=981.0)
-
-    (stage,) = toy.work().stages
-
-    assert (stage.attempts, stage.retried) == (4, 1)
-    assert len(stage.left) == 5
-
-
-def test_a_dead_workers_unit_waits_for_anybody(tmp_path: Path) -> None:
-    toy = Toy(tmp_path)
-    toy.clock.advance(10_000.0)
-
-    work = toy.work()
-
-    assert work.workers == {}
-    assert not any(batch.holder for batch in work.stages[0].batches)
-
-
-def test_a_run_without_items_left_is_refused(tmp_path: Path) -> None:
-    work = replace(Toy(tmp_path).work(), stages=())
-
-    with pytest.raises(RunError, match="every item has a result"):
-        make_plan(work, None, [1], SITE, NODE, draws=8)
-
-
 @pytest.mark.parametrize(
     ("worker", "gpus", "workers", "why"),
     [
@@ -174,99 +132,19 @@ def test_cost_and_energy_are_those_of_the_node_with_its_gpus() -> None:
     assert found.energy_kwh.median == pytest.approx(2 * found.node_hours.median)
 
 
-def test_a_limit_cuts_the_work_into_jobs_that_follow_each_other() -> None:
-    alone = choose(forecaster(), NODE, 10)
-    assert alone.ask_s >= alone.forecast.time_s.high
-    assert (alone.ask_s % 900, alone.in_a_row) == (0, 1)
-
-    found = choose(forecaster(), NODE, 10, limit_s=2 * 3600)
-
-    assert found.ask_s == 2 * 3600
-    # 10 hours of work, and 2 hours less what each end costs.
-    assert found.in_a_row == 6
-
-
-def test_a_plan_is_compared_with_what_came(tmp_path: Path) -> None:
-    toy = Toy(tmp_path)
-    record = make_plan(toy.work(), None, [1], SITE, NODE, draws=8).to_json()
-    (tmp_path / "plan.json").write_text(json.dumps(record))
-    plan = read_plan(tmp_path / "plan.json")
-    so_far = compare(toy.run.view(), ManualClock(1_001.0), plan)
-    late = compare(toy.run.view(), ManualClock(1e6), plan)
-    toy.worker.attempt(3, at=1_020.0)
-    toy.worker.release(at=1_020.0)
-    for number, first in enumerate((4, 6)):
-        toy.worker.claim(toy.run.unit_name(first))
-        toy.worker.attempt(first, at=1_040.0 + 40 * number)
-        toy.worker.attempt(first + 1, at=1_060.0 + 40 * number)
-        toy.worker.release(at=1_060.0 + 40 * number)
-
-    found = compare(toy.run.view(), ManualClock(9e9), plan)
-
-    assert so_far.items() >= {"complete": False, "left": 5, "inside": None, "error": None}.items()
-    assert late["inside"] is False
-    assert found.items() >= {"complete": True, "workers": 1, "real_s": 100.0}.items()
-    assert found["error"] == pytest.approx(found["predicted_s"] / 100.0 - 1.0)
-    assert found["inside"] == (found["low_s"] <= 100.0 <= found["high_s"])
-
-
-@pytest.mark.parametrize("off", [86_400.0, -86_400.0], ids=["ahead", "behind"])
-def test_a_comparison_is_corrected_for_the_clocks_of_hosts(tmp_path: Path, off: float) -> None:
-    toy, now = ToyRun(tmp_path / "run", 4, unit=2), time.time()
-    plan = Kept("run", now, ((2, Interval(90.0, 100.0, 110.0)),), working=True)
-    for number, late in enumerate((0.0, off)):
-        place = {"host": f"n{number}", "boot": "b", "started": now + late}
-        worker = toy.worker(f"w{number}", **place, at=now + 50 + late)
-        worker.claim(toy.unit_name(2 * number))
-        for item in (2 * number, 2 * number + 1):
-            worker.attempt(item, at=now + 50 * (number + 1) + late)
-        worker.release(at=now + 50 * (number + 1) + late)
-
-    found = compare(toy.view(), ManualClock(now + 200), plan)
-
-    assert found["workers"] == 2
-    assert found["real_s"] == pytest.approx(100.0, abs=60.0)
-
-
-FORECAST: dict[str, Any] = {"workers": 1, "time_s": {"low": 1, "median": 1.5, "high": 2}}
-KEPT: dict[str, Any] = {"format": 1, "run": "r", "at": 0.0, "choices": [{"forecast": FORECAST}]}
-DAMAGED: list[dict[str, Any]] = [
-    {"at": "now"},
-    {"choices": [{}]},
-    {"now": {**FORECAST, "time_s": {"low": 1, "median": 2, "high": "late"}}},
-]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "[]", '{"format": 2, "choices": []}', "{}"),
-        *(json.dumps({**KEPT, **change}) for change in DAMAGED),
-    ],
-)
-def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "plan.json").write_text(text)
-
-    with pytest.raises(ConfigError, match=r"plan\.json: not a plan of format 1"):
-        read_plan(tmp_path / "plan.json")
-
-
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(load_commands("plan"), ["plan", *arguments])
 
 
 def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("plan.md", "plan.svg", "plan.json")]
-    outs = [word for file in files for word in ("-o", str(file))]
+    file = tmp_path / "plan.json"
 
-    found = call("--items", "50", "--item-time", "3s", "--nodes", "2,1", "--json", *outs)
+    found = call("--items", "50", "--item-time", "3s", "--nodes", "2,1", "--json", "-o", str(file))
 
     assert found.exit_code == 0, found.output
     plan = json.loads(found.stdout)
     assert [choice["nodes"] for choice in plan["choices"]] == [1, 2]
-    assert json.loads(files[2].read_text()) == plan
-    assert files[0].read_text().startswith("# Plan of a run to come")
-    assert files[1].read_text().startswith("<svg")
+    assert json.loads(file.read_text()) == plan
 
 
 @pytest.mark.parametrize(
@@ -282,10 +160,7 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
         (["--items", "5", "--item-time", "1s", "--price-per-gpu-hour", "3"], "no GPUs are known"),
         (["run", "--groups", "2"], "--groups needs --items"),
         (["run", "--load-time", "2s"], "--load-time needs --item-time"),
-        (["--check", "plan.json", "--nodes", "3"], "--nodes cannot be combined with --check"),
-        (["--check", "plan.json", "-o", "x.svg"], "--out cannot be combined with --check"),
         (["--items", "5", "-o", "x.pdf"], "unknown format '.pdf'"),
-        (["--check", "nowhere.json"], "nowhere.json: No such file"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None:

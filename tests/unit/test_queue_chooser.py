@@ -10,7 +10,6 @@ from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.view import RunView
-from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -79,23 +78,6 @@ def test_a_worker_of_a_job_that_started_once_takes_what_nobody_began(interrupted
 
     assert found is not None
     assert found[1] == 1
-
-
-def test_one_of_many_who_start_again_reads_few_journals_and_goes_on_with_what_it_met(
-    interrupted: ToyRun,
-) -> None:
-    for number in range(10, 60):
-        interrupted.worker(f"w{number}", job="7").finish()
-    one = Choosing(interrupted, restart=1, workers=4096)
-
-    with CountedCalls() as counted:
-        found = {one.next() for _ in range(4)}
-
-    journals = {name for name in counted.opened() if name.endswith(".jsonl") and name[0] == "w"}
-    assert len(journals) <= one.pacing.looks_at_start == 8
-    met = {unit for unit in begun(interrupted) if f"w{int(unit[0][7:]) // 2}.jsonl" in journals}
-    assert met
-    assert met <= found
 
 
 def test_a_death_nearby_is_cared_for_before_a_group_is_begun(interrupted: ToyRun) -> None:

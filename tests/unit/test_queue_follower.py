@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.queue.pacing import LOOK_LOCAL_S, READINGS_PER_S
 from hpc_toolkit.queue.view import Follower, StageView
-from tests.countedcalls import CountedCalls
 from tests.toyrun import ToyRun, ToyWorker
 
 CROWD = 200
@@ -78,24 +76,6 @@ def test_results_of_a_short_wait_are_seen_soon_and_before_their_heartbeat(
     assert waiting.look(0.9) == 0.25
 
 
-@pytest.mark.parametrize("waited_s", [0.5, 60.0])
-def test_a_second_of_waiting_asks_for_no_more_than_its_part(
-    waiting: Waiting, waited_s: float
-) -> None:
-    waiting.look()
-    seconds = 0.0
-    with CountedCalls() as counted:
-        for _ in range(30):
-            for worker in waiting.workers:
-                worker.presence.update()
-            seconds += waiting.look(waited_s)
-        for worker in waiting.workers:
-            finish(worker)
-            seconds += waiting.look(waited_s)
-
-    assert len(counted.calls) <= 1.1 * READINGS_PER_S * seconds
-
-
 class Crowd:
     """A process that waits for 250 units, each of which another worker holds."""
 
@@ -124,21 +104,6 @@ def test_holders_who_are_ready_are_all_seen_by_one_look(fast_dir: Path) -> None:
     assert not crowd.stage.state.open
 
 
-@pytest.mark.parametrize(("waited_s", "per_s"), [(8.0, 250), (40.0, 50), (3600.0, 20)])
-def test_a_round_of_all_holders_takes_a_quarter_of_the_wait_or_the_usual_rate(
-    fast_dir: Path, waited_s: float, per_s: int
-) -> None:
-    crowd = Crowd(fast_dir)
-    seconds, wanted = 0.0, {f"{worker.name}.json" for worker in crowd.workers}
-    with CountedCalls() as counted:
-        while not wanted <= set(counted.opened()):
-            seconds += crowd.look(waited_s)
-
-    # Each claim is read once as well.
-    assert len(counted.calls) - len(crowd.workers) <= 1.2 * seconds * per_s
-    assert seconds <= 1.4 * 2 * len(crowd.workers) / per_s
-
-
 @pytest.mark.parametrize("waited_s", [0.0, 60.0])
 def test_results_that_nobody_told_of_are_seen_in_the_end(waiting: Waiting, waited_s: float) -> None:
     """A worker that died told of less than it wrote; here its claims are not seen either."""
@@ -153,24 +118,3 @@ def test_results_that_nobody_told_of_are_seen_in_the_end(waiting: Waiting, waite
 
     assert not waiting.left
     assert seconds < 2 * CROWD / 4
-
-
-def test_on_a_filesystem_of_this_machine_everything_is_read_at_short_times(fast_dir: Path) -> None:
-    waiting = Waiting(fast_dir, local=True)
-    waiting.look()
-    for worker in waiting.workers:
-        finish(worker, tell=False)
-
-    assert waiting.look() <= LOOK_LOCAL_S
-    assert not waiting.left
-
-
-def test_here_short_waits_are_looked_at_more_often_than_long_ones(fast_dir: Path) -> None:
-    waiting = Waiting(fast_dir, local=True)
-
-    def pause_s(waited_s: float) -> float:
-        return waiting.follower.look(waiting.stage, waiting.units, waited_s)
-
-    assert pause_s(0.0) == 0.002
-    assert pause_s(0.06) == 0.015
-    assert pause_s(600.0) == LOOK_LOCAL_S

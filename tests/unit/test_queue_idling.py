@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.queue.assignment import Assignment, Picker
+from hpc_toolkit.queue.assignment import Picker
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.log import StageLog
 from tests.countedcalls import CountedCalls
@@ -89,30 +89,6 @@ def test_a_look_for_new_items_opens_head_once_and_nothing_else(
     assert idler.picker.polled == 1
 
 
-def test_no_news_are_asked_for_where_none_are_wanted(drained: tuple[ToyRun, Idler]) -> None:
-    toy, idler = drained
-    toy.add([{"id": 7}])
-
-    with CountedCalls() as counted:
-        assert idler.picker.fresh(NOTHING, news=False) is None
-
-    assert counted.calls == []
-    assert isinstance(idler.picker.fresh(NOTHING), Assignment)
-
-
-def test_a_complete_stage_is_not_asked_for_news_but_its_retry_is_found(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=1)
-    toy.worker("w").work(toy.unit_name(0), i0="failed", i1="done")
-    idler = Idler(toy)
-    with CountedCalls() as counted:
-        assert idler.picker.fresh(NOTHING) is None
-    assert counted.calls == []
-
-    toy.reopen().retry()
-
-    assert idler.scan() == (toy.unit_name(0), 2)
-
-
 def test_a_scan_reads_the_files_of_those_who_hold_open_units_alone(
     busy: tuple[ToyRun, list[ToyWorker]],
 ) -> None:
@@ -129,33 +105,6 @@ def test_a_scan_reads_the_files_of_those_who_hold_open_units_alone(
     assert [name for call, name in counted.calls if call == "listdir"] == ["claims"]
     # The log is asked for as well: a name is looked up and found missing.
     assert len(counted.calls) == 6
-
-
-def test_the_cost_that_a_scan_tells_covers_what_it_asked(
-    busy: tuple[ToyRun, list[ToyWorker]],
-) -> None:
-    toy, workers = busy
-    idler = Idler(toy)
-    for _ in range(20):
-        noted(workers[5], done=idler.picker.operations)
-        with CountedCalls() as counted:
-            idler.scan()
-        assert len(counted.calls) <= idler.picker.operations
-
-
-def test_a_release_that_follows_the_counters_is_seen_by_the_next_scan(
-    busy: tuple[ToyRun, list[ToyWorker]],
-) -> None:
-    toy, workers = busy
-    idler = Idler(toy)
-    workers[4].attempt(8, "failed")
-    workers[4].attempt(9)
-    noted(workers[4], done=1, failed=1)
-    assert idler.scan() is None
-
-    workers[4].release()
-
-    assert idler.scan() == (toy.unit_name(8), 2)
 
 
 def test_results_behind_unchanged_counters_are_seen_in_the_end(
@@ -175,25 +124,6 @@ def test_results_behind_unchanged_counters_are_seen_in_the_end(
 
     assert complete[:2] == [False, False]
     assert idler.view.complete
-
-
-def test_what_a_worker_gave_back_itself_it_takes_without_reading_others(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 4, unit=2)
-    toy.worker("other").claim(toy.unit_name(2))
-    idler = Idler(toy, waits=False)
-    assert idler.picker.fresh(NOTHING) is not None
-    idler.worker.begin(toy.unit_name(0), 1)
-    idler.worker.attempt(0, "failed")
-    idler.worker.attempt(1)
-    idler.worker.release()
-    idler.view.poll_journal("idler")
-
-    with CountedCalls() as counted:
-        found = idler.picker.take_released()
-
-    assert found is not None
-    assert (found.unit.name, found.generation) == (toy.unit_name(0), 2)
-    assert set(counted.opened()) == {"idler.jsonl"}
 
 
 def test_a_scan_goes_on_past_a_journal_that_cannot_be_read(
@@ -287,16 +217,6 @@ def test_a_worker_that_hears_of_completeness_needs_no_journal(
     assert not idler.view.complete  # its own view is as old as it was
 
 
-def test_a_word_of_completeness_from_before_its_time_is_not_believed(toy: ToyRun) -> None:
-    """A power loss may have taken the lines that it rested on; new workers run their items."""
-    toy.log().report_complete()
-
-    picker = Idler(toy, waits=False).picker
-
-    assert picker.fresh(NOTHING) is not None
-    assert not picker.reported_complete
-
-
 def test_a_word_of_completeness_holds_until_the_log_grows(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 1, unit=1, max_attempts=1)
     early = toy.log()
@@ -310,25 +230,3 @@ def test_a_word_of_completeness_holds_until_the_log_grows(fast_dir: Path) -> Non
     assert early.poll()
     assert not told(early)
     assert early.hint() == 3
-
-
-@pytest.mark.parametrize("damage", [b"x", b"..x", b".\n.", b"2\n", b""])
-def test_a_damaged_word_of_completeness_says_nothing(toy: ToyRun, damage: bytes) -> None:
-    early = toy.log()
-    head = toy.stage_paths.head
-    head.write_bytes(head.read_bytes() + damage)
-
-    assert not early.poll()
-    assert (early.length, early.reported_complete) == (2, False)
-
-
-def test_head_has_one_line_for_each_entry(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 1, unit=1)
-    log = toy.log()
-    log.report_complete()
-    assert StageLog(toy.stage_paths).hint() == 2
-
-    log.add_retry([(1, 0, 0)])
-
-    assert toy.stage_paths.head.read_bytes().splitlines() == [b"."] * 3
-    assert StageLog(toy.stage_paths).hint() == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -16,13 +15,10 @@ from hypothesis import strategies as st
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.items import (
     Segment,
-    UnitReader,
     check_items,
     encode_segment,
 )
 from hpc_toolkit.queue.lists import parse_items
-from hpc_toolkit.queue.units import Unit
-from tests.countedcalls import CountedCalls
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
 ITEMS = st.lists(
@@ -193,71 +189,3 @@ def test_a_segment_whose_kinds_are_damaged_is_refused(
 
     with pytest.raises((LookupError, TypeError), match=said):
         Segment(path, 1)
-
-
-def two_segments(directory: Path) -> list[Segment]:
-    found = []
-    for entry, name in enumerate("ab", 1):
-        path = directory / name
-        path.write_bytes(b"".join(encode_segment([{name: n} for n in range(300)], group_by=None)))
-        found.append(Segment(path, entry))
-    return found
-
-
-def test_a_segment_is_opened_once_for_all_its_units(tmp_path: Path) -> None:
-    first, second = two_segments(tmp_path)
-    reader = UnitReader()
-
-    with CountedCalls() as counted:
-        for segment in (first, second):
-            for unit in segment.units:
-                assert reader.lines(segment, unit) == segment_lines(segment, unit)
-
-    assert counted.opened() == ["a", "b"]
-    before = len(os.listdir("/proc/self/fd"))
-    reader.close()
-    assert len(os.listdir("/proc/self/fd")) == before - 1
-
-
-def segment_lines(segment: Segment, unit: Unit) -> list[bytes]:
-    whole = list(segment.items())
-    return [whole[position] for position in unit.items]
-
-
-def test_a_segment_whose_descriptor_died_is_opened_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    segment, _ = two_segments(tmp_path)
-    reader, real, dead = UnitReader(), os.pread, []
-    reader.lines(segment, segment.units[0])
-
-    def pread(fd: int, size: int, offset: int) -> bytes:
-        dead.append(fd)
-        if len(dead) == 1:
-            raise OSError(errno.ENOTCONN, "the server was away")
-        return real(fd, size, offset)
-
-    monkeypatch.setattr(os, "pread", pread)
-    unit = segment.units[1]
-
-    assert reader.lines(segment, unit) == segment_lines(segment, unit)
-    reader.close()
-
-
-def test_a_segment_keeps_the_decision_that_made_it(tmp_path: Path) -> None:
-    decision = {"why": "search", "arms": ["a"], "tells": [{"score": 0.1}]}
-
-    assert written(tmp_path, [{"a": 1}], group_by=None, decision=decision).decision == decision
-
-
-def test_a_segments_header_is_fixed_when_it_is_made(tmp_path: Path) -> None:
-    """Workers of another version must compute the same units, so they are read and not computed."""
-    lines = list(encode_segment([{"a": index} for index in range(200)], group_by=None))
-    header = json.loads(lines[0])
-    header["units"] = [[0, 200, 0, -1]]
-    path = tmp_path / "s"
-    path.write_bytes(json.dumps(header).encode() + b"\n" + b"".join(lines[1:]))
-    segment = Segment(path, 1)
-
-    assert [unit.name for unit in segment.units] == ["000001-0"]
-    assert len(segment.lines(segment.units[0])) == 200

@@ -113,14 +113,6 @@ def test_i3_a_silence_is_seen_in_minutes_however_many_wait(
     assert seen
 
 
-def test_the_first_scans_of_many_workers_are_spread() -> None:
-    """They run out of units together, and everyone reads every journal."""
-    played = idle(100, 60.0, owners=100)
-
-    began = sum(one.scans > 0 for one in played)
-    assert 5 < began < 60
-
-
 def test_those_who_scan_often_change_so_that_the_dead_among_them_are_replaced() -> None:
     clock = ManualClock()
     pacing = Waiting(clock, 0, 64, local=False).pacing
@@ -173,76 +165,6 @@ def test_a_worker_polls_soon_after_its_last_item_and_then_at_the_rate_of_an_idle
     assert len(polls) <= 2 + HOUR_S / 51.2
 
 
-def test_a_local_worker_waits_a_twentieth_of_a_second_and_scans_twice_a_second() -> None:
-    clock = ManualClock()
-    one = Waiting(clock, 0, 64, local=True)
-    for _ in range(40):
-        one.step(4)
-        assert 0 < one.pacing.wait_s <= 0.05
-        clock.advance(0.05)
-
-    assert one.polls == 40
-    assert 5 <= one.scans <= 8
-
-
-def looks_of(pacing: Pacing, clock: ManualClock, seconds: float) -> list[float]:
-    """When a worker that finds nothing looks, from now on."""
-    began = clock.monotonic()
-    looks = []
-    while clock.monotonic() - began < seconds:
-        looks.append(clock.monotonic() - began)
-        if pacing.scan_due():
-            pacing.scanned(found=False, operations=1)
-        clock.advance(pacing.wait_s)
-    return looks
-
-
-def test_a_local_worker_that_worked_a_moment_ago_looks_soon_and_then_more_seldom() -> None:
-    """Of the next step of a campaign, which follows soon, a pause is a large part."""
-    clock = ManualClock()
-    pacing = Waiting(clock, 0, 8, local=True).pacing
-
-    for _ in range(2):
-        looks = looks_of(pacing, clock, 60.0)
-        soon = [at for at in looks if at < 0.2]
-        later = [at for at in looks if at >= 0.2]
-        assert looks[1] == pytest.approx(0.002)
-        assert len(soon) < 20
-        assert all(after - at <= max(0.002, at / 4) + 1e-6 for at, after in pairwise(soon))
-        assert all(after - at == pytest.approx(0.05) for at, after in pairwise(later))
-        clock.advance(60.0)
-        pacing.worked()
-
-
-def test_a_local_scan_takes_a_twentieth_of_the_time_but_for_the_first_after_work() -> None:
-    clock = ManualClock()
-    pacing = Waiting(clock, 0, 4, local=True).pacing
-    assert pacing.scan_due()
-    clock.advance(1.0)
-    pacing.scanned(found=False, operations=1)
-    assert pacing.scan_due()
-    clock.advance(1.0)
-    pacing.scanned(found=False, operations=1)
-
-    clock.advance(18.5)
-    assert not pacing.scan_due()
-    pacing.worked()
-    assert not pacing.scan_due(), "what follows soon need not wait for a scan"
-    clock.advance(0.03)
-    assert pacing.scan_due()
-
-
-def test_a_scan_that_found_something_is_followed_at_once() -> None:
-    clock = ManualClock()
-    pacing = Waiting(clock, 0, 1, local=False).pacing
-    pacing.scan_due()
-    clock.advance(1.0)
-    assert pacing.scan_due()
-    pacing.scanned(found=True, operations=1000)
-
-    assert pacing.scan_due()
-
-
 def test_a_short_lease_is_watched_often_where_few_work() -> None:
     clock = ManualClock()
     pacing = Pacing(clock, local=False, workers=4, lease_s=8.0, seed="w")
@@ -255,20 +177,6 @@ def test_a_short_lease_is_watched_often_where_few_work() -> None:
     assert (pacing.at_most or 0) >= 4
 
 
-def test_the_next_watch_comes_when_the_lease_of_a_silent_worker_ends() -> None:
-    clock = ManualClock()
-    pacing = Pacing(clock, local=False, workers=1000, lease_s=DEFAULT_LEASE_S, seed="w")
-    pacing.watched(1000)
-    assert pacing.watch_s > 60.0
-
-    pacing.watched(1000, 20.0)
-
-    clock.advance(19.0)
-    assert not pacing.watch_due()
-    clock.advance(2.0)
-    assert pacing.watch_due()
-
-
 def test_whoever_sees_fewer_alive_takes_a_larger_part() -> None:
     clock = ManualClock()
     pacing = Pacing(clock, local=False, workers=1000, lease_s=DEFAULT_LEASE_S, seed="w")
@@ -279,12 +187,3 @@ def test_whoever_sees_fewer_alive_takes_a_larger_part() -> None:
     assert before is not None
     assert pacing.at_most is not None
     assert pacing.at_most > 50 * before
-
-
-def test_a_worker_that_waits_wakes_every_second_for_its_heart() -> None:
-    clock = ManualClock()
-    pacing = Waiting(clock, 0, 4096, local=False).pacing
-    pacing.polled(2)
-    assert not pacing.scan_due()
-
-    assert pacing.wait_s == 1.0

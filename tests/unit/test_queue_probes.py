@@ -12,7 +12,7 @@ import pytest
 from hpc_toolkit.queue import log as queue_log
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
-from hpc_toolkit.queue.probes import DIRECT, JOURNAL, LOCK, PRESENCE, Probes, ProbeTimeoutError
+from hpc_toolkit.queue.probes import JOURNAL, LOCK, PRESENCE, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader
@@ -83,44 +83,6 @@ def test_a_host_that_hangs_costs_one_wait_and_spares_locks_and_other_hosts(
     hanging.answer()
     probes.wait()
     assert probes.look(JOURNAL, "node-a-2-x", lambda: "file") == "file"
-
-
-def test_many_hosts_that_hang_cost_little_more_than_one(hanging: Hanging) -> None:
-    probes = Probes(LIMIT_S)
-    hosts = 32
-    began = time.monotonic()
-    for number in range(hosts):
-        with pytest.raises(ProbeTimeoutError):
-            probes.look(PRESENCE, f"host{number}-1-x", hanging.open)
-
-    assert time.monotonic() - began < hosts * LIMIT_S / 2
-    hanging.answer()
-    probes.wait()
-
-
-def test_what_a_look_raises_is_raised_now_or_later(hanging: Hanging) -> None:
-    def fail() -> bytes:
-        hanging.open()
-        raise PermissionError
-
-    probes = Probes(LIMIT_S)
-    with pytest.raises(ProbeTimeoutError):
-        probes.look(JOURNAL, "a-1-x", fail)
-    hanging.answer()
-    probes.wait()
-    with pytest.raises(PermissionError):
-        probes.look(JOURNAL, "a-1-x", fail)
-    with pytest.raises(TimeoutError, match="of the server"):
-        probes.look(JOURNAL, "a-1-x", _time_out)
-
-
-def _time_out() -> None:
-    message = "of the server"
-    raise TimeoutError(message)
-
-
-def test_direct_looks_use_no_thread() -> None:
-    assert DIRECT.look(JOURNAL, "a-1-x", threading.get_ident) == threading.get_ident()
 
 
 def test_f1_the_lock_of_a_lost_host_that_hangs_keeps_nobody_from_working(paths: RunPaths) -> None:

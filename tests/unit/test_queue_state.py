@@ -11,17 +11,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_toolkit.queue.left import pending_by_growth
 from hpc_toolkit.queue.state import MAX_DEATHS, Death, is_killer
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.status import read_status
 from hpc_toolkit.rundir import files, journal
+from hpc_toolkit.system.needs import needs_after
 from tests.manualclock import ManualClock
-from tests.oracle import Told, expect
-from tests.toyrun import ToyRun
+from tests.oracle import Told, expect, growth_of
+from tests.toyrun import ToyRun, ToyWorker
 
 WORKERS = ["wa", "wb", "wc"]
 ITEMS, UNIT = 5, 3
+KINDS = ["done", "done", "done", "failed", "failed", "short", "short", "permanent"]
+STEPS = 2
+RETRY: dict[str, Any] = {
+    "needs": {"memory": 1},
+    "retry": {"on": "oom", "memory": "x2", "up_to": 4},
+    "sealed": False,
+}
+
+
+def written(worker: ToyWorker, item: int, kind: str, **fields: Any) -> None:
+    """Write the line of an attempt; ``short``: a failure for lack of memory."""
+    if kind == "short":
+        worker.attempt(item, "failed", oom=True, **fields)
+    else:
+        worker.attempt(item, kind, **fields)
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,7 @@ def plans(draw: st.DrawFn) -> list[PassPlan]:
     for first in range(0, ITEMS, UNIT):
         items = range(first, min(first + UNIT, ITEMS))
         for generation in range(1, draw(st.integers(0, 5)) + 1):
-            kinds = st.sampled_from(["done", "done", "done", "failed", "failed", "permanent"])
+            kinds = st.sampled_from(KINDS)
             order = draw(st.permutations(list(items)))
             tried = draw(st.integers(0, len(order)) | st.just(len(order)))
             attempts = tuple((item, draw(kinds)) for item in order[:tried])
@@ -64,7 +81,7 @@ def write(toy: ToyRun, passes: list[PassPlan]) -> dict[int, list[Told]]:
         worker.begin(toy.unit_name(plan.unit), plan.generation)
         for item, kind in plan.attempts:
             value = {"n": number, "item": item}
-            worker.attempt(item, kind, **({"value": value} if kind == "done" else {}))
+            written(worker, item, kind, **({"value": value} if kind == "done" else {}))
             told[item].append(Told(plan.generation, plan.worker, number, kind, value))
         if plan.death is not None:
             worker.death(plan.death)
@@ -87,6 +104,10 @@ def everything(view: RunView) -> dict[str, Any]:
         "open": set(stage.state.open),
         "released": {name: set(unit.released) for name, unit in stage.state.units.items()},
         "deaths": {name: unit.deaths for name, unit in stage.state.units.items()},
+        "growth": {
+            name: [stage.state.growth(unit, item) for item in unit.unit.items]
+            for name, unit in stage.state.units.items()
+        },
         "suspects": {name: stage.state.suspects(name) for name in stage.state.units},
         "counts": read_status(view, ManualClock(), given="r").stages["items"],
         "seconds": stage.durations.seconds_of(None),
@@ -98,7 +119,7 @@ def everything(view: RunView) -> dict[str, Any]:
 def test_i2_rows_are_what_the_rules_say_of_arbitrary_journals(
     fast_dir: Path, passes: list[PassPlan], floors: dict[int, int]
 ) -> None:
-    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, sealed=False)
+    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, **RETRY)
     told = write(toy, passes)
     if floors:
         toy.log().add_retry([(1, item, floor) for item, floor in floors.items()])
@@ -106,7 +127,9 @@ def test_i2_rows_are_what_the_rules_say_of_arbitrary_journals(
     rows = {row["item"]["id"]: row for row in toy.rows()}
     counts = toy.reopen().status().stages["items"]
 
-    expected = {item: expect(told[item], floor=floors.get(item, 0)) for item in range(ITEMS)}
+    expected = {
+        item: expect(told[item], floor=floors.get(item, 0), steps=STEPS) for item in range(ITEMS)
+    }
     for item, wanted in expected.items():
         if wanted.state == "pending":
             assert item not in rows
@@ -131,7 +154,7 @@ def test_i2_the_order_of_reading_changes_nothing(
     fast_dir: Path, passes: list[PassPlan], order: list[str], data: st.DataObject
 ) -> None:
     """Journals are read in any order, in pieces, and before the segment they speak of."""
-    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, sealed=False)
+    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, **RETRY)
     write(toy, passes)
     wanted = everything(toy.view())
     content = {name: toy.paths.journal(name).read_bytes() for name in WORKERS}
@@ -160,7 +183,7 @@ def test_i8_passes_and_lines_give_one_state_also_after_damage(
     fast_dir: Path, passes: list[PassPlan], damage: list[tuple[float, int]]
 ) -> None:
     """What the sum of a pass proves is what its lines say, and damage is never hidden by a sum."""
-    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, sealed=False)
+    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, **RETRY)
     write(toy, passes)
     for name, (share, byte) in zip(WORKERS, damage, strict=False):
         path = toy.paths.journal(name)
@@ -272,6 +295,92 @@ def test_i9_the_error_of_a_failed_row_is_the_permanent_one_else_the_last(toy: To
         worker.release()
 
     assert [row["error"] for row in toy.rows()] == ["no weights", "third"]
+
+
+LINES = st.lists(
+    st.tuples(st.sampled_from(WORKERS), st.integers(1, 6), st.sampled_from(KINDS[3:])), max_size=8
+)
+
+
+@settings(max_examples=100)
+@given(lines=LINES, order=st.permutations(WORKERS), floor=st.integers(0, 3), data=st.data())
+def test_i2_every_reader_finds_the_same_needs_and_they_never_unfail_an_item(
+    fast_dir: Path,
+    lines: list[tuple[str, int, str]],
+    order: list[str],
+    floor: int,
+    data: st.DataObject,
+) -> None:
+    """Lines of one generation may even differ, after a power loss."""
+    toy = ToyRun(fast_dir / os.urandom(6).hex(), 1, unit=1, **RETRY)
+    workers = {name: toy.worker(name) for name in WORKERS}
+    told = []
+    for place, (name, generation, kind) in enumerate(lines):
+        workers[name].begin(toy.unit_name(0), generation)
+        written(workers[name], 0, kind)
+        told.append(Told(generation, name, place, kind))
+    if floor:
+        toy.log().add_retry([(1, 0, floor)])
+    contents = {name: toy.paths.journal(name).read_bytes() for name in WORKERS}
+    view = RunView(toy.paths, toy.run.manifest)
+    view.poll_logs()
+    state = view.stages["items"].state
+    (unit,) = state.units.values()
+    seen = ["pending"]
+    for name in WORKERS:
+        toy.paths.journal(name).write_bytes(b"")
+
+    for name in order:
+        cut = data.draw(st.integers(0, len(contents[name])), label="cut")
+        for content in (contents[name][:cut], contents[name]):
+            toy.paths.journal(name).write_bytes(content)
+            view.poll_journal(name)
+            seen.append(str(state.item_state(unit, 0)))
+
+    grown = growth_of(told, floor=floor, steps=STEPS)
+    wanted = expect(told, floor=floor, steps=STEPS)
+    assert state.growth(unit, 0) == grown
+    assert seen[-1] == wanted.state
+    assert seen == sorted(seen, key=["pending", "failed"].index)
+    if wanted.state == "pending":
+        assert state.growths(unit.unit.name) == {grown}
+        assert pending_by_growth(view.stages["items"]) == {grown: 1}
+    if wanted.attempts:
+        assert unit.histories[0].attempts(floor) == wanted.attempts
+
+
+def test_i9_at_the_limit_of_its_retry_an_item_fails_like_others(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, max_attempts=2, **RETRY)
+    worker, found = toy.worker("w"), []
+    for generation in range(1, 5):
+        worker.claim(toy.unit_name(0), generation)
+        worker.attempt(0, "failed", oom=True, error="MemoryError")
+        worker.release()
+        stage = toy.stage()
+        (unit,) = stage.state.units.values()
+        growth = stage.state.growth(unit, 0)
+        found.append((needs_after(stage.spec, growth)["memory"], toy.states()[1, 0]))
+
+    assert found == [(2, "pending"), (4, "pending"), (4, "pending"), (4, "failed")]
+    (row,) = toy.rows()
+    assert (row["state"], row["attempts"], row["error"]) == ("failed", 2, "MemoryError")
+    # A retry starts again with the first needs.
+    assert toy.reopen().retry() == 1
+    assert pending_by_growth(toy.stage()) == {0: 1}
+
+
+def test_i3_a_failure_for_lack_of_memory_does_not_count_against_its_host(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 3, unit=3, **RETRY)
+    worker = toy.worker("w")
+    for generation, kinds in enumerate(["ssf", "ss", "s"], 1):
+        worker.claim(toy.unit_name(0), generation)
+        for item, kind in enumerate(kinds):
+            written(worker, item, "short" if kind == "s" else "failed")
+        worker.release()
+
+    # Item 0 failed a third time at the limit, and item 2 for another reason.
+    failed = toy.stage().state.consecutive_failures.of("w").failed
+    assert {item for _, item in failed} == {0, 2}
 
 
 def death(host: str = "h1", *, alone: bool = False, explained: str = "") -> Death:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from hpc_toolkit.queue.leases import Liveness
@@ -81,23 +79,6 @@ def test_i3_workers_that_die_with_the_one_that_looks_at_them_are_seen(
     assert sorted(set(seen)) == sorted(crowd.dead)
 
 
-def test_workers_with_similar_names_are_not_neighbors(toy: ToyRun) -> None:
-    """The ranks of a host die together, and nobody would look at those behind the first one."""
-    crowd = Crowd(toy, 64)
-    crowd.step()
-
-    hosts = [int(name[3:8]) // 8 for name in crowd.ring]
-    same = sum(one == other for one, other in pairwise(hosts))
-    assert same < 2 * 64 / 8
-
-
-def test_a_living_worker_at_which_nobody_looks_for_long_is_not_dead(toy: ToyRun) -> None:
-    crowd = Crowd(toy, 16)
-    for _ in range(4):
-        assert crowd.step() == []
-        crowd.clock.advance(3 * LEASE_S)
-
-
 def test_a_worker_that_woke_up_is_watched_again(toy: ToyRun) -> None:
     """Slurm suspends and continues jobs."""
     crowd = Crowd(toy, 16)
@@ -139,32 +120,3 @@ def test_silent_workers_at_random_are_looked_at_again(toy: ToyRun) -> None:
     assert looked() == first  # the heartbeat is seen now
 
     assert first - looked() == {one}
-
-
-def test_a_few_looks_tell_about_how_many_live(toy: ToyRun) -> None:
-    """After many restarts nearly all names are of workers that left."""
-    crowd = Crowd(toy, 60)
-    (_, watch), *others = sorted(crowd.watches.items())
-    for name, _ in others:
-        crowd.workers[name].finish()
-
-    watch.look(10)
-
-    assert 1 <= watch.living < 20
-
-
-def test_a_worker_alone_among_the_dead_learns_that_it_is_alone(toy: ToyRun) -> None:
-    """So that it takes all looks of the run to itself."""
-    crowd = Crowd(toy, 40)
-    name, watch = min(crowd.watches.items())
-    watch.look(4)
-    assert watch.living > 30
-
-    at_most = 4
-    for _ in range(30):
-        crowd.workers[name].presence.update()
-        watch.look(at_most)
-        at_most = max(4, 160 // max(1, watch.living))
-        crowd.clock.advance(LEASE_S / 2)
-
-    assert watch.living <= 2

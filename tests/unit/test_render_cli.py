@@ -1,27 +1,28 @@
-"""'hpctk render' and 'hpctk cluster': what they write, print and refuse to overwrite."""
+"""'hpctk render': what it writes, prints and refuses to overwrite, and its --check and --from."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner, Result
 
-from hpc_toolkit.cli import clusters as cluster_commands
-from hpc_toolkit.cli import render as render_command
-from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.cli.scriptoptions import PANELS
-from hpc_toolkit.engines.kubernetes import KINDS
-from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.render.file import log_directory, read_header, write_script
-from hpc_toolkit.slurm.render.script import template_names
+from hpc_toolkit.slurm.render.file import read_header, sha256
+from hpc_toolkit.slurm.render.script import check_drift
 from hpc_toolkit.slurm.render.spec import FIELDS, ScriptSpec
 from tests.scripttext import batch_words
-from tests.toyrun import ToyRun, empty_campaign
+from tests.toyrun import ToyRun
+from tests.unit import jobcommands
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEFAULT = Path("slurm/work-queue.sbatch")
 CHECKOUT = Path(__file__).parents[2]
@@ -34,22 +35,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(*arguments: str) -> Result:
-    app = Commands(help="")
-    render_command.register(app)
-    cluster_commands.register(app)
-    return CliRunner().invoke(app, list(arguments))
+call = partial(jobcommands.call, "render")
+refused = partial(jobcommands.refused, "render")
 
 
 def interpreter(script: str) -> str:
     """The interpreter that a script calls, as bash reads it."""
     return batch_words(script)[0]
-
-
-def refused(*arguments: str) -> HpcToolkitError:
-    error = call(*arguments).exception
-    assert isinstance(error, HpcToolkitError)
-    return error
 
 
 @pytest.mark.parametrize(
@@ -68,7 +60,7 @@ def refused(*arguments: str) -> HpcToolkitError:
     ],
 )
 def test_a_variable_that_nothing_expands_is_a_warning(words: tuple[str, ...], where: str) -> None:
-    said = call("render", "command", "-o", "-", *words, *(() if "--" in words else ("--", "true")))
+    said = call("command", "-o", "-", *words, *(() if "--" in words else ("--", "true")))
 
     assert said.exit_code == 0, said.output
     warnings = [line for line in said.stderr.splitlines() if line.startswith("warning: ")]
@@ -77,13 +69,19 @@ def test_a_variable_that_nothing_expands_is_a_warning(words: tuple[str, ...], wh
     assert all(line.startswith(expected) for line in warnings)
 
 
-def test_render_writes_the_script_and_prints_its_path_alone(elsewhere: Path) -> None:
-    result = call("render", "--nodes", "8", "--gpus-per-node", "4")
+def test_render_writes_the_script_and_its_log_directory_and_prints_its_path_alone(
+    elsewhere: Path,
+) -> None:
+    result = call("--nodes", "8", "--gpus-per-node", "4")
 
     assert (result.exit_code, result.stdout) == (0, f"{DEFAULT}\n")
     assert "#SBATCH --nodes=8\n" in DEFAULT.read_text()
     assert Path("slurm/logs").is_dir()
     assert {path.name for path in elsewhere.iterdir()} == {"slurm"}
+    shutil.rmtree("slurm")
+    assert call("-o", "-").stdout.startswith("#!/bin/bash\n")
+    assert [path for path in elsewhere.rglob("*") if not path.is_dir()] == []
+    assert Path("slurm/logs").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -101,45 +99,15 @@ def test_render_calls_the_interpreter_of_the_environment(
 ) -> None:
     Path("site.toml").write_text('conda_base = "/c"\n')
 
-    script = call("render", "--cluster", "./site.toml", *options, "-o", "-").stdout
+    script = call("--cluster", "./site.toml", *options, "-o", "-").stdout
 
     assert interpreter(script) == expected
-
-
-def test_render_to_stdout_writes_no_file_but_makes_the_directory_of_the_log(
-    elsewhere: Path,
-) -> None:
-    result = call("render", "-o", "-")
-
-    assert result.stdout.startswith("#!/bin/bash\n")
-    assert [path for path in elsewhere.rglob("*") if not path.is_dir()] == []
-    assert Path("slurm/logs").is_dir()
-
-
-def test_a_program_in_a_container_needs_no_hpctk_there() -> None:
-    Path("site.toml").write_text('container_runtime = "apptainer"\n')
-    given = ("render", "command", "--cluster", "./site.toml", "--container", "x.sif")
-
-    script = call(*given, "-o", "-", "--", "python", "train.py").stdout
-
-    assert interpreter(script) == str(Path(sys.executable).absolute())
-    error = refused("render", "--cluster", "./site.toml", "--container", "x.sif")
-    assert "the interpreter in the container" in error.message
-    assert "--container-python" in error.hint
-
-
-@pytest.mark.parametrize("template", ["wrok-queue", "a/b"])
-def test_an_unknown_template_is_named_and_not_the_job(template: str) -> None:
-    error = refused("render", template)
-
-    assert error.message == f"unknown template: {template!r}"
-    assert "work-queue" in error.hint
 
 
 def test_the_only_run_is_the_one_that_a_script_works_on() -> None:
     run = ToyRun(Path("runs/it's one"))
 
-    result = call("render", "--nodes", "2")
+    result = call("--nodes", "2")
 
     assert result.stdout == f"{DEFAULT}\n"
     assert result.stderr.splitlines() == [
@@ -147,71 +115,8 @@ def test_the_only_run_is_the_one_that_a_script_works_on() -> None:
         "requests 2 nodes for 01:00:00: up to 2.00 node-hours",
     ]
     assert "--run=runs/it's one" in batch_words(DEFAULT.read_text())
-    moved = call("render", "--sbatch", "chdir=/tmp", "-o", "-")
+    moved = call("--sbatch", "chdir=/tmp", "-o", "-")
     assert f"--run={run.root.absolute()}" in batch_words(moved.stdout)
-
-
-@pytest.mark.parametrize(("runs", "found"), [((), "none"), (("a", "b"), "several")])
-def test_a_script_without_a_run_says_how_to_submit_it(runs: tuple[str, ...], found: str) -> None:
-    for name in runs:
-        ToyRun(Path("runs", name))
-
-    result = call("render", "-o", "my job.sh")
-
-    why = f"the script names no run: ./runs contains {found}"
-    how = "submit it with: sbatch 'my job.sh' RUN"
-    assert result.exit_code == 0
-    assert result.stderr.splitlines()[1:] == [f"warning: {why}; {how}"]
-    assert "--run" not in Path("my job.sh").read_text().split("exec ")[1]
-
-
-def test_a_run_that_does_not_fit_the_template_is_not_named() -> None:
-    empty_campaign(Path("runs/search"))
-
-    said = call("render", "-o", "-")
-    why = "runs/search is a campaign; name the template"
-    assert f"warning: the script names no run: {why}; submit it with" in said.stderr
-    assert "--run=runs/search" in batch_words(call("render", "campaign", "-o", "-").stdout)
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("render ", {*template_names(), *KINDS}),
-        ("render w", {"work-queue"}),
-        ("render kubernetes-d", {"kubernetes-ddp"}),
-        ("render kubernetes-queue --max-", {"--max-restarts"}),
-        ("render --cluster k", {"killarney"}),
-        ("cluster show g", {"generic"}),
-    ],
-)
-def test_templates_and_clusters_are_completed(words: str, offered: set[str]) -> None:
-    app = Commands(help="")
-    render_command.register(app)
-    cluster_commands.register(app)
-    environ = {
-        "_HPCTK_COMPLETE": "bash_complete",
-        "COMP_WORDS": f"hpctk {words}",
-        "COMP_CWORD": str(len(f"{words}.".split())),
-    }
-
-    completed = CliRunner().invoke(app, [], prog_name="hpctk", env=environ)
-
-    assert {line.removeprefix("plain,") for line in completed.output.split()} == offered
-
-
-def test_render_again_leaves_the_same_file_alone() -> None:
-    call("render", "--nodes", "2")
-    DEFAULT.chmod(0o444)
-    before = DEFAULT.stat()
-
-    result = call("render", "--nodes", "2")
-
-    assert result.exit_code == 0
-    after = DEFAULT.stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert call("render", "--nodes", "3").exit_code == 0
-    assert "--nodes=3" in DEFAULT.read_text()
 
 
 @pytest.mark.parametrize(
@@ -220,22 +125,22 @@ def test_render_again_leaves_the_same_file_alone() -> None:
 def test_render_overwrites_an_edited_or_foreign_file_only_with_force(
     content: str, message: str
 ) -> None:
-    call("render")
+    call()
     mine = DEFAULT.read_text() + "echo mine\n" if content == "edited" else "echo mine\n"
     DEFAULT.write_text(mine)
 
-    error = refused("render", "--nodes", "2")
+    error = refused("--nodes", "2")
 
     assert message in error.message
     assert "--force" in error.hint
     assert DEFAULT.read_text() == mine
-    assert call("render", "--nodes", "2", "--force").exit_code == 0
+    assert call("--nodes", "2", "--force").exit_code == 0
     assert "echo mine" not in DEFAULT.read_text()
 
 
 def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
     result = call(
-        *("render", "work-queue", "--job-name", "mine", "--output", "a b/u/%u-%x-%j.log"),
+        *("work-queue", "--job-name", "mine", "--output", "a b/u/%u-%x-%j.log"),
         *("--time", "90", "--env", "A=b=c", "--env", "B=", "--setup", "ulimit -c 0"),
         *("--no-requeue", "--sbatch", "exclusive", "--run", "runs/x", "-o", "out/my.sbatch"),
     )
@@ -269,7 +174,7 @@ def test_the_command_of_an_example_asks_for_the_same_again(
     monkeypatch.chdir(tmp_path)
     example = (CHECKOUT / "slurm/examples" / name).read_text(encoding="utf-8")
 
-    again = call("render", "-o", "-", *command_of(example)).stdout
+    again = call("-o", "-", *command_of(example)).stdout
 
     assert read_header(again, name).request == read_header(example, name).request
     whole = {site: str(tmp_path / site) for site in sites}
@@ -281,35 +186,6 @@ def command_of(script: str) -> list[str]:
     """The arguments of 'hpctk render' that a header tells."""
     lines = script[script.index("#   hpctk render ") :].replace("\\\n#", " ")
     return shlex.split(lines.splitlines()[0].removeprefix("#"))[2:]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "lines"),
-    [
-        (("--gpus-per-node", "a100:2"), ("--gpus-per-node=a100:2",)),
-        (("--sbatch", "exclusive=user"), ("--exclusive=user",)),
-        (("--sbatch", "nice", "--nodes", "2"), ("--nice", "--nodes=2")),
-        (("--sbatch=nice=-5",), ("--nice=-5",)),
-        (("--sbatch", "contiguous", "--sbatch", "hint=nomultithread"), ("--hint=nomultithread",)),
-    ],
-)
-def test_options_are_written_as_for_sbatch(
-    arguments: tuple[str, ...], lines: tuple[str, ...]
-) -> None:
-    script = call("render", "-o", "-", *arguments).stdout
-
-    for line in lines:
-        assert f"\n#SBATCH {line}\n" in script
-
-
-def test_a_program_and_its_options_stand_behind_two_dashes() -> None:
-    words = ("command", "--job-name", "x.y", "--", "run it", "--exclusive")
-
-    path = call("render", *words).stdout
-
-    assert path == "slurm/x.y.sbatch\n"
-    assert "'run it' --exclusive" in Path(path.strip()).read_text()
-    assert "#SBATCH --exclusive" not in Path(path.strip()).read_text()
 
 
 def test_every_field_has_an_option_and_every_option_a_field() -> None:
@@ -330,26 +206,12 @@ def test_the_help_shows_about_twenty_options() -> None:
     assert all(len(option.help) <= 60 for option in shown)
 
 
-def test_the_log_directory_lies_below_the_directory_of_the_job(elsewhere: Path) -> None:
-    call("render", "--output", "a/%j", "--sbatch=chdir=there", "--sbatch=error=b/c/%j")
-
-    assert (elsewhere / "there/a").is_dir()
-    assert (elsewhere / "there/b/c").is_dir()
-
-
-def test_render_says_that_facts_are_not_verified() -> None:
-    result = call("render", "--cluster", "killarney", "--account", "aip-x")
-
-    assert "note: clusters/killarney.toml: facts not verified" in result.stderr
-    assert result.stdout == f"{DEFAULT}\n"
-
-
 def test_render_warns_of_a_directory_from_which_the_site_takes_no_jobs(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(elsewhere))
 
-    result = call("render", "--cluster", "killarney", "--account", "aip-x", "-o", "-")
+    result = call("--cluster", "killarney", "--account", "aip-x", "-o", "-")
 
     assert "note: killarney takes no jobs from below ~" in result.stderr
 
@@ -373,7 +235,7 @@ def test_render_warns_of_a_directory_from_which_the_site_takes_no_jobs(
 def test_render_refuses_and_writes_nothing(
     elsewhere: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    error = refused("render", *arguments)
+    error = refused(*arguments)
 
     assert message in error.message.replace("\\", ".")
     assert error.hint
@@ -392,37 +254,144 @@ def test_render_refuses_and_writes_nothing(
 def test_an_option_of_sbatch_without_its_prefix_is_a_usage_error(
     words: tuple[str, ...], hint: str
 ) -> None:
-    error = refused("render", *words)
+    error = refused(*words)
 
     assert error.message == f"no such option: {words[0].partition('=')[0]}"
     assert (error.hint, error.exit_code) == (f"write --sbatch {hint}", 2)
 
 
-@pytest.mark.parametrize("out", ["taken", "taken/x/y.sbatch", "/proc/nowhere/x.sbatch"])
-def test_write_script_that_cannot_be_written_is_an_error_with_its_path(
-    elsewhere: Path, out: str
-) -> None:
-    (elsewhere / "taken").mkdir() if out == "taken" else (elsewhere / "taken").touch()
-
-    with pytest.raises(RenderError, match=f"{out}: cannot be written"):
-        write_script(Path(out), "#!/bin/bash\n", force=True)
-
-    assert [path.name for path in elsewhere.rglob("*")] == ["taken"]
+def written(text: str, path: Path = DEFAULT) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
-def test_a_log_directory_of_another_machine_is_a_note() -> None:
-    result = call("render", "--output", "/proc/nowhere/%j.out")
+def test_a_fresh_script_is_up_to_date() -> None:
+    call("--nodes", "2", "--sbatch", 'comment=a "b" #c', "--dependency", "afterok:1")
 
-    assert result.exit_code == 0
-    assert "note: /proc/nowhere: " in result.stderr
+    result = call("--check")
+
+    assert (result.exit_code, result.stdout) == (0, f"{DEFAULT}: up to date\n")
+
+
+def test_a_script_edited_by_hand_is_told_with_the_difference() -> None:
+    call("--nodes", "2")
+    written(DEFAULT.read_text().replace("--nodes=2", "--nodes=3"))
+
+    result = call("--check", "--diff")
+
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"{DEFAULT}: edited by hand\n--- {DEFAULT}\n")
+    assert "\n-#SBATCH --nodes=3\n+#SBATCH --nodes=2\n" in result.stdout
+
+
+def replaced(old: str, new: str) -> Callable[[str], str]:
+    return lambda text: text.replace(old, new)
 
 
 @pytest.mark.parametrize(
-    ("output", "directory"),
+    ("change", "reason"),
     [
-        *(("%j.out", "."), ("logs/%j.out", "logs"), ("a/%u/b/%j.out", "a"), ("/x/%j", "/x")),
-        *(("a%%b/c/%j", "a%b/c"), ("50%/%j/x", "50%"), ("%5A/x", ".")),
+        (replaced("by hpctk 0", "by hpctk 9"), "rendered by hpctk 9"),
+        (
+            replaced("hpctk-template: work-queue ", "hpctk-template: work-queue 00"),
+            "the template work-queue changed",
+        ),
+        (
+            replaced("hpctk-cluster: generic ", "hpctk-cluster: generic 00"),
+            "the facts of the cluster generic changed",
+        ),
+        (replaced("export OMP_NUM_THREADS", "export  OMP_NUM_THREADS"), "rendered differently"),
     ],
 )
-def test_log_directory_ends_where_slurm_fills_in(output: str, directory: str) -> None:
-    assert log_directory(output) == Path(directory)
+def test_what_changed_since_the_rendering_is_told(
+    change: Callable[[str], str], reason: str
+) -> None:
+    call("--nodes", "2")
+    changed = change(DEFAULT.read_text())
+    mark = next(line for line in changed.splitlines() if line.startswith("# hpctk-body"))
+    body = changed.replace(mark + "\n", "")
+    # As another version would have signed it.
+    written(changed.replace(mark, f"# hpctk-body: sha256:{sha256(body)}"))
+
+    result = call("--check")
+
+    assert result.exit_code == 1
+    assert reason in result.stdout
+    assert "edited by hand" not in result.stdout
+
+
+def test_a_request_of_a_newer_version_is_refused_with_the_unknown_option() -> None:
+    call("--nodes", "2")
+    written(DEFAULT.read_text().replace(" --nodes 2 ", " --nodez 2 "))
+
+    drift = check_drift(DEFAULT)
+
+    assert "has an unknown option '--nodez'" in drift.reasons[-1]
+
+
+def test_check_names_every_script_and_prints_json_on_demand() -> None:
+    call("--nodes", "2", "--job-name", "a")
+    call("--nodes", "2", "--job-name", "b")
+    path = Path("slurm/b.sbatch")
+    path.write_text(path.read_text() + "echo mine\n")
+    written("#!/bin/bash\necho mine\n", Path("slurm/c.sbatch"))
+
+    result = call("--check", "--json")
+
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == [
+        {"file": "slurm/a.sbatch", "up_to_date": True, "reasons": []},
+        {"file": "slurm/b.sbatch", "up_to_date": False, "reasons": ["edited by hand"]},
+    ]
+    assert call("--check", "slurm/a.sbatch").exit_code == 0
+
+
+def test_a_damaged_header_is_told_and_hides_no_other_script() -> None:
+    call("--job-name", "a")
+    call("--job-name", "b")
+    path = Path("slurm/a.sbatch")
+    path.write_text(path.read_text().replace("render work-queue --cluster", "render --cluster"))
+
+    result = call("--check")
+
+    assert result.exit_code == 1
+    first, second = result.stdout.splitlines()
+    assert "the request in its header was edited" in first
+    assert second == "slurm/b.sbatch: up to date"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--check",), "no rendered script in slurm/"),
+        (("--from", "nowhere.sbatch"), "nowhere.sbatch: cannot be read"),
+        (("--from", "mine.sh"), "mine.sh: not a script that 'hpctk render' wrote"),
+        (("--check", "--nodes", "2"), "--nodes: not allowed with --check"),
+        (("--diff",), "--diff and --json need --check"),
+        (("--check", "--from", "mine.sh"), "--from: not allowed with --check"),
+    ],
+)
+def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, ...], message: str) -> None:
+    written("#!/bin/bash\n", Path("mine.sh"))
+
+    error = refused(*arguments)
+
+    assert message in error.message
+    assert error.hint
+
+
+def test_from_renders_a_script_again_with_other_options() -> None:
+    passed = ("--sbatch", "begin=18:00", "--sbatch", "comment=old")
+    call("--nodes", "2", "--mem", "4G", "--env", "A=1", *passed, "-o", "my.sbatch")
+
+    other = ("--sbatch", "mem-per-cpu=2G", "--sbatch", "comment=new")
+    again = call("--from", "my.sbatch", "--nodes", "3", *other)
+
+    script = Path("my.sbatch").read_text()
+    assert again.stdout == "my.sbatch\n"
+    assert "#SBATCH --nodes=3\n" in script
+    assert "#SBATCH --mem-per-cpu=2G\n" in script
+    assert "#SBATCH --begin=18:00\n#SBATCH --comment=new\n" in script
+    assert "--mem=4G" not in script
+    assert "export A=1\n" in script

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import jinja2
 import pytest
 
 from hpc_toolkit.errors import RenderError
@@ -21,13 +20,6 @@ GENERIC = load_cluster("generic")
 
 def spec(**given_fields: Any) -> ScriptSpec:
     return read_spec({"python": PYTHON, **given_fields})
-
-
-def test_unknown_template_is_refused_with_the_near_miss() -> None:
-    with pytest.raises(RenderError, match="unknown template: 'work-que'") as caught:
-        render_script(spec(), GENERIC, "work-que")
-
-    assert caught.value.hint == "did you mean 'work-queue'?"
 
 
 @pytest.mark.parametrize("name", ["base", "training", "../base", "", "a\nb"])
@@ -86,11 +78,6 @@ def test_a_template_cannot_write_a_value_unmarked(template: str, message: str) -
 
     with pytest.raises(RenderError, match=message):
         environment.from_string(template).render(value="a\n#SBATCH --evil")
-
-
-def test_a_template_cannot_use_a_name_that_does_not_exist() -> None:
-    with pytest.raises(jinja2.UndefinedError, match="'nodse' is undefined"):
-        render_module._environment().from_string("{{ nodse|sh }}").render(nodes="1")
 
 
 @pytest.mark.parametrize("name", ["base", *template_names()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from hpc_toolkit.slurm.render.directives import (
     directive_text,
     directives,
     forbidden,
-    log_pattern,
 )
-from hpc_toolkit.slurm.render.file import command_line, read_command
 from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 
 PYTHON = "/opt/python"
@@ -54,46 +51,6 @@ def test_directives_of_the_shortest_request_state_everything_a_site_may_default(
     }
 
 
-def test_directives_of_a_known_node_take_the_share_of_the_gpus() -> None:
-    whole, half = (options(spec(gpus_per_node=n), LAB) for n in (4, 2))
-
-    assert (whole["cpus-per-task"], whole["mem"]) == ("8", "192000M")
-    assert (half["cpus-per-task"], half["mem"]) == ("8", "96000M")
-    assert half["gpus-per-node"] == "l40s:2"
-
-
-def test_directives_without_gpus_take_the_share_of_the_cpus() -> None:
-    found = options(spec(ntasks_per_node=4, cpus_per_task=2), LAB)
-
-    assert found["mem"] == "48000M"
-    assert "gpus-per-node" not in found
-
-
-@pytest.mark.parametrize(
-    ("form", "expected"),
-    [
-        ("gpus-per-node", ("gpus-per-node", "a100:4")),
-        ("gres", ("gres", "gpu:a100:4")),
-        ("gpus-per-task", ("gpus-per-task", "a100:2")),
-    ],
-)
-def test_gpus_are_asked_for_in_the_one_form_of_the_site(
-    form: Any, expected: tuple[str, str]
-) -> None:
-    site = Cluster(name="s", file="s.toml", gpu_type="a100", gpu_request=form)
-
-    found = directives(complete(spec(gpus_per_node=4, ntasks_per_node=2), site), site)
-
-    assert [option for option in found if "gpu" in option[0] or option[0] == "gres"] == [expected]
-
-
-def test_gpus_per_task_that_do_not_divide_are_refused() -> None:
-    site = Cluster(name="s", file="s.toml", gpu_request="gpus-per-task")
-
-    with pytest.raises(RenderError, match="4 GPUs cannot be shared evenly by 3 ranks"):
-        options(spec(gpus_per_node=4, ntasks_per_node=3), site)
-
-
 @pytest.mark.parametrize(
     ("style", "gpus", "expected"),
     [
@@ -119,13 +76,6 @@ def test_memory_is_asked_for_in_the_form_of_the_site(
     found = options(spec(gpus_per_node=gpus), site)
 
     assert {key: value for key, value in found.items() if key.startswith("mem")} == expected
-
-
-def test_a_given_memory_option_replaces_the_sites_default() -> None:
-    found = options(spec(mem="0"))
-
-    assert found["mem"] == "0"
-    assert "mem-per-cpu" not in found
 
 
 @pytest.mark.parametrize(
@@ -168,26 +118,6 @@ def test_a_request_beyond_the_cluster_is_refused_with_the_limit_and_its_file(
         options(spec(**request_fields), LAB)
 
     assert caught.value.hint
-
-
-def test_a_missing_account_is_refused_where_the_site_needs_one() -> None:
-    with pytest.raises(RenderError, match=r"account_required = true") as caught:
-        options(spec(nodes=1), KILLARNEY)
-
-    assert caught.value.hint.startswith("--account aip-")
-
-
-def test_a_partition_that_the_file_does_not_know_is_left_to_slurm() -> None:
-    found = options(spec(account="aip-x", partition="new", nodes=100, time="2-0"), KILLARNEY)
-
-    assert found["partition"] == "new"
-
-
-def test_a_bad_default_of_a_site_is_refused_with_its_file() -> None:
-    site = Cluster(name="s", file="s.toml", defaults=(("constraint", "a b"),))
-
-    with pytest.raises(RenderError, match=r"s\.toml: defaults\.constraint: .*constraint: 'a b'"):
-        options(spec(), site)
 
 
 @pytest.mark.parametrize("nodes", [0, 10**9, True, "8", None])
@@ -268,27 +198,6 @@ def test_a_long_bad_value_is_shortened_in_the_error() -> None:
     assert len(caught.value.message) < 200
 
 
-def test_a_shorter_limit_has_its_own_warning_and_is_not_above_the_limit() -> None:
-    found = options(spec(time="60", time_min="20"))
-
-    assert (found["time-min"], found["signal"]) == ("00:20:00", "B:USR1@120")
-    with pytest.raises(RenderError, match="time-min: 02:00:00 is more than --time 01:00:00"):
-        options(spec(time="1:00:00", time_min="2:00:00"))
-
-
-def test_times_and_memory_are_read_once_and_printed_in_one_form() -> None:
-    texts = {"time": "90", "time_min": "20min", "idle_exit": "500ms", "lease": "1min 30s"}
-    request = spec(**texts, mem_per_cpu="2048M")
-
-    assert (request.time, request.time_min, request.mem_per_cpu) == (5400, 1200, 2048)
-    assert (request.idle_exit, request.lease) == (1, 90)
-    assert "--time 01:30:00 --sbatch time-min=00:20:00 --idle-exit 1s --lease 90s" in " ".join(
-        command_line(request, "work-queue", "lab")
-    )
-    with pytest.raises(RenderError, match="--time: '4h' is not accepted"):
-        ScriptSpec(time="4h")  # type: ignore[arg-type] # a caller that has not read it
-
-
 @pytest.mark.parametrize(
     ("array", "refused"), [("0-99", False), ("0-100", True), ("5,200%2", True)]
 )
@@ -340,12 +249,6 @@ def test_what_another_partition_gives_is_not_refused_by_the_clusters_own_limits(
     assert options(asked, ROUTED_SITE)["gpus-per-node"] == gpus
 
 
-def test_a_job_without_a_partition_gets_its_share_of_the_first_that_takes_it() -> None:
-    found = options(spec(gpus_per_node=8), ROUTED_SITE)
-
-    assert (found["cpus-per-task"], found["mem"]) == ("5", "2000G")
-
-
 @pytest.mark.parametrize("partition", [None, "large"])
 def test_ranks_without_a_number_of_cpus_count_as_one_cpu_each(partition: str | None) -> None:
     site = parse_cluster(
@@ -386,19 +289,6 @@ def test_a_refusal_names_the_default_that_asks_for_too_much(
         options(spec(), site)
 
 
-def test_an_array_has_a_log_for_each_element() -> None:
-    assert options(spec(array="0-9"))["output"] == "slurm/logs/%x-%A_%a.out"
-    assert log_pattern(spec(array="0-9", output="x-%j")) == "x-%j"
-
-
-def test_a_dependency_that_can_never_be_met_cancels_the_job_unless_told() -> None:
-    kept = options(spec(dependency="afterok:1", kill_on_invalid_dep=False))
-
-    assert options(spec(dependency="afterok:1"))["kill-on-invalid-dep"] == "yes"
-    assert kept["kill-on-invalid-dep"] == "no"
-    assert "kill-on-invalid-dep" not in options(spec())
-
-
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -426,20 +316,6 @@ def test_options_that_depend_on_each_other_become_these_directives(
     found = options(spec(**fields))
 
     assert {name: found.get(name) for name in expected} == expected
-
-
-def test_gpus_and_other_resources_share_one_directive_where_the_site_wants_gres() -> None:
-    found = options(spec(account="a", gpus_per_node=2, gres="nvme:1"), KILLARNEY)
-
-    assert found["gres"] == "gpu:l40s:2,nvme:1"
-
-
-def test_a_program_of_ones_own_gets_no_signal_and_is_ended_with_its_node() -> None:
-    own = options(spec(command=("python", "train.py")))
-
-    assert "signal" not in own
-    assert "no-kill" not in own
-    assert options(spec(command=("x",), signal="B:USR1@9"))["signal"] == "B:USR1@9"
 
 
 def test_the_chosen_partition_gives_the_shares_and_is_asked_for() -> None:
@@ -473,11 +349,6 @@ def test_a_directive_is_quoted_where_sbatch_needs_it(value: str, text: str) -> N
     assert directive_text(("x", value)) == text
 
 
-def test_what_no_directive_can_hold_is_refused() -> None:
-    with pytest.raises(RenderError, match=r"--x: .* cannot be part of an sbatch directive"):
-        directive_text(("x", "a\nb"))
-
-
 @pytest.mark.parametrize(
     ("directory", "reason"),
     [
@@ -498,28 +369,3 @@ def test_forbidden_says_why_no_job_should_be_submitted_from_there(
     found = forbidden(KILLARNEY, Path(directory))
 
     assert found is None if reason is None else re.search(reason, found or "")
-
-
-def test_a_directory_behind_a_link_is_forbidden_by_either_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lustre" / "me" / "x").mkdir(parents=True)
-    (tmp_path / "home").symlink_to(tmp_path / "lustre")
-    monkeypatch.setenv("HOME", str(tmp_path / "home" / "me"))
-
-    for name in ("home", "lustre"):
-        assert "takes no jobs from below ~" in str(forbidden(KILLARNEY, tmp_path / name / "me/x"))
-    assert forbidden(KILLARNEY, tmp_path) is None
-
-
-def test_command_line_names_what_differs_from_the_default() -> None:
-    request = spec(nodes=2, requeue=False, exclusive=True, env=(("A", "b c"),), setup=("a b",))
-
-    words = command_line(request, "work-queue", "lab")
-
-    assert shlex.join(words) == (
-        "hpctk render work-queue --cluster lab --nodes 2 --sbatch exclusive --no-requeue"
-        " --python /opt/python --setup 'a b' --env 'A=b c'"
-    )
-    assert read_command(words)[:2] == ("work-queue", "lab")
-    assert read_spec(read_command(words)[2]) == request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,38 +70,6 @@ def test_ranks_are_one_per_gpu_unless_told(
     assert f"--nproc-per-node={ranks} " in program(script(template, **fields))
 
 
-def test_trees_are_trained_by_the_script_alone_on_all_cpus_of_a_node() -> None:
-    text = script("train-cpu")
-
-    assert program(text) == "/p/python train.py --lr 1"
-    assert (option(text, "cpus-per-task"), option(text, "mem")) == ("32", "192000M")
-    assert "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" in text
-    # Where several libraries bring an OpenMP of their own, the first one binds the main thread to
-    # one core, and the threads of the others are all put there: LightGBM's beside scikit-learn.
-    assert "OMP_PROC_BIND" not in text
-    assert srun(text) == ["--cpu-bind=cores"]
-
-
-def test_trees_have_64_cpus_where_nothing_says_how_many_a_node_has() -> None:
-    assert option(script("train-cpu", GENERIC), "cpus-per-task") == "64"
-    assert option(script("train-cpu", GENERIC, cpus_per_task=8), "cpus-per-task") == "8"
-
-
-def test_cpus_that_a_site_gives_a_rank_are_multiplied_by_the_ranks_of_a_launcher() -> None:
-    assert option(script(cluster=GENERIC, **TWO_NODES), "cpus-per-task") == "16"
-    by_rank = script(cluster=GENERIC, **TWO_NODES, launch="task-per-gpu")
-    assert option(by_rank, "cpus-per-task") == "4"
-
-
-@pytest.mark.parametrize(("form", "cpus"), [("task-per-node", "24"), ("task-per-gpu", "6")])
-def test_cpus_per_gpu_become_those_of_a_task(form: str, cpus: str) -> None:
-    """Where Slurm knows CPUs of a GPU alone, srun binds a task to one of them."""
-    text = script(**TWO_NODES, launch=form, cpus_per_gpu=6)
-
-    assert option(text, "cpus-per-task") == cpus
-    assert option(text, "cpus-per-gpu") is None
-
-
 # --- what the ranks need ---
 
 
@@ -116,29 +83,6 @@ def test_cpus_per_gpu_become_those_of_a_task(form: str, cpus: str) -> None:
 )
 def test_gpus_are_joined_by_nccl_and_cpus_by_gloo(fields: dict[str, Any], backend: str) -> None:
     assert f"--backend={backend} " in program(script(cluster=GENERIC, nodes=2, **fields))
-
-
-def test_a_site_says_what_joins_its_gpus() -> None:
-    """Those of a lab are pretended."""
-    assert "--backend=gloo " in program(script(cluster=LAB, gpus_per_node=4))
-    assert "--backend=nccl " in program(script(cluster=LAB, gpus_per_node=4, backend="nccl"))
-
-
-def test_gloo_is_told_of_the_sites_network_and_nccl_only_where_there_are_gpus() -> None:
-    network = (("NCCL_SOCKET_IFNAME", "ib0"), ("GLOO_SOCKET_IFNAME", "eth1"))
-    site = replace(LAB, nccl=network)
-
-    on_gpus, on_cpus = script(cluster=site, gpus_per_node=4), script(cluster=site)
-
-    assert "export NCCL_SOCKET_IFNAME=ib0" in on_gpus
-    assert "export NCCL_SOCKET_IFNAME" not in on_cpus
-    assert "export GLOO_SOCKET_IFNAME=eth1" in on_cpus
-    assert "GLOO_SOCKET_IFNAME" not in script("command", site)
-
-
-def test_only_a_script_without_a_launcher_is_protected_from_the_warning() -> None:
-    assert "--alone" in batch_options(script("train-cpu"))
-    assert "--alone" not in batch_options(script(**TWO_NODES))
 
 
 def test_what_tasks_are_bound_to_goes_to_srun() -> None:
@@ -155,41 +99,13 @@ def test_what_tasks_are_bound_to_goes_to_srun() -> None:
     assert srun(script(**TWO_NODES, hint="nomultithread")) == ["--hint=nomultithread"]
 
 
-def test_a_launcher_binds_its_ranks_beside_their_gpus_where_asked() -> None:
-    nodes: dict[str, Any] = {"nodes": 2, "gpus_per_node": 4}
-
-    assert " --numa-binding=node train.py" in program(script(**nodes, numa_binding="node"))
-    assert "--numa-binding" not in program(script(**nodes))
-
-
-def test_ranks_of_a_site_that_gives_gpus_to_tasks_see_those_of_their_node() -> None:
-    site = replace(LAB, gpu_request="gpus-per-task")
-
-    assert "--gpu-bind=none" in srun(script(cluster=site, **TWO_NODES, launch="task-per-gpu"))
-    assert "--gpu-bind=none" not in srun(script(**TWO_NODES))
-
-
 # --- copies on the nodes' disks ---
-
-
-def test_staged_paths_and_the_tasks_that_use_them_go_to_the_batch_process() -> None:
-    text = script(**TWO_NODES, stage=("/data/it's", "tokens.bin"), stage_dir="/local")
-
-    options = batch_options(text)
-    assert {"--stage=/data/it's", "--stage=tokens.bin", "--stage-dir=/local"} <= set(options)
-    by_rank = script(**TWO_NODES, launch="task-per-gpu", stage=("x",))
-    assert "--tasks=4" in batch_options(by_rank)
 
 
 @pytest.mark.parametrize("path", ["/", "a/..", ".users", "-x"])
 def test_only_what_has_a_name_can_be_staged(path: str) -> None:
     with pytest.raises(RenderError, match="--stage: "):
         script(stage=(path,))
-
-
-def test_two_paths_of_one_name_are_not_staged() -> None:
-    with pytest.raises(RenderError, match="--stage: two of them are called 'x'"):
-        script(stage=("/a/x", "b/x/"))
 
 
 # --- what is refused ---

@@ -15,27 +15,23 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit import cli
-from hpc_toolkit.report.axes import log_span_ticks, number_ticks, span_ticks
-from hpc_toolkit.report.page import as_html
-from hpc_toolkit.report.runreport import RunFacts, sections
+from hpc_toolkit.report.figures import number_ticks, span_ticks
+from hpc_toolkit.report.runreport import sections
 from hpc_toolkit.results import activity as states
-from hpc_toolkit.results.activity import MOST_LANES, Activity, Lane, Timeline, read_activity
-from hpc_toolkit.results.distributions import ranges_of
+from hpc_toolkit.results.activity import Activity, Lane, Timeline, read_activity
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.records import Attempt, Claim, Release
+from hpc_toolkit.results.sums import ranges_of
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit.reporting import read_facts, report_of
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
-from tests.toyrun import ToyRun, empty_campaign, tree
+from tests.toyrun import ToyRun, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -179,93 +175,6 @@ def test_times_of_a_host_whose_clock_is_off_are_corrected_with_a_warning(fast_di
         assert "6 of 6 items are done in 4 min 00 s" in form
 
 
-BEATS = {"wa": 1_240.0, "wb": 1_240.0, "wc": 1_240.0, "run.json": 990.0}
-
-
-@pytest.mark.parametrize(
-    ("files", "touched", "expected"),
-    [
-        pytest.param(BEATS, ("worker", "wa"), {"n2": 259_200.0}, id="host with the right time"),
-        pytest.param(BEATS, ("worker", "wb"), {}, id="heartbeat of the host that is ahead"),
-        pytest.param(BEATS, ("journal", "wb"), {}, id="journal of the host that is ahead"),
-        pytest.param({}, None, {}, id="copied now"),
-        pytest.param(dict.fromkeys(BEATS, 1_250.0), None, {}, id="copied at the end"),
-    ],
-)
-def test_files_that_were_copied_or_touched_say_nothing_about_clocks(
-    fast_dir: Path,
-    files: dict[str, float],
-    touched: tuple[str, str] | None,
-    expected: dict[str, float],
-) -> None:
-    toy = clocks_off(fast_dir / "run", files)
-    if touched is not None:
-        os.utime(getattr(toy.paths, touched[0])(touched[1]), (700_000.0, 700_000.0))
-
-    assert activity_of(toy).ahead == expected
-
-
-def test_a_page_is_bounded_by_lanes_marks_and_rows_and_not_by_the_run(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy = ToyRun(fast_dir / "run", 4)
-    presence = toy.worker("wa", host="n1", started=1.0, at=2.0).presence.presence
-    history: Any = History(toy.view())
-    names = {f"w{number:05d}": number for number in range(4096)}
-    facts = {"started": 100.0, "at": 4000.0, "state": "finished", "note": "drained"}
-    history.presences = {
-        name: type(presence)(
-            **{
-                **{key: getattr(presence, key) for key in presence.__dataclass_fields__},
-                **facts,
-                "worker": name,
-                "host": f"node-{number // 8:04d}.cluster.example.org",
-                "job": str(number // 8),
-            }
-        )
-        for name, number in names.items()
-    }
-    monkeypatch.setattr(history, "work", lambda: synthetic(names, 100_000))
-
-    found = read_activity(history, ManualClock(10_000.0))
-
-    assert found.workers == 4096
-    assert len(found.timeline.lanes) <= MOST_LANES
-    assert sum(found.seconds.values()) == pytest.approx(found.lives_s)
-    assert len(found.groups) <= 2_001
-    status = Run.open(toy.root).status(forecast=False)
-    made = sections(RunFacts(status=status, manifest=toy.run.manifest, made=1.0, activity=found))
-    page = as_html("Run", made)
-    assert len(page) < 2_000_000
-
-
-def synthetic(names: dict[str, int], count: int) -> Iterator[Claim | Attempt | Release]:
-    """The records of items whose states change in every interval, in groups of their own."""
-    for number in range(count):
-        name = f"w{number % len(names):05d}"
-        end = 110.0 + 38.0 * (number // len(names)) + (number * 7919 % 30)
-        kind = ("done", "failed", "killed")[number % 7 % 3]
-        place: dict[str, Any] = {
-            "entry": 1,
-            "position": 0,
-            "item": number,
-            "group": f"group {number}",
-        }
-        yield Attempt(
-            stage="items",
-            unit="u",
-            generation=1,
-            worker=name,
-            **place,
-            number=1,
-            host="",
-            begin=end - 5.0 - number % 11,
-            end=end,
-            outcome=kind,
-            error="",
-        )
-
-
 def busy_run(root: Path, texts: tuple[str, ...] = ("plain",)) -> ToyRun:
     """A run whose items, errors, names and notes are ``texts``, with samples of a monitor."""
     texts = tuple(text.encode(errors="replace").decode() for text in texts)
@@ -373,7 +282,7 @@ def test_marks_of_an_axis_are_few_in_order_and_written_without_exponents(high: f
         assert values == sorted(set(values))
         assert len(values) <= 10
         assert all(0 <= value <= high * 1.001 for value in values)
-    for ticks in (number_ticks(0.0, high), span_ticks(high), log_span_ticks(high / 50, high)):
+    for ticks in (number_ticks(0.0, high), span_ticks(high)):
         labels = [label for _, label in ticks]
         assert len(set(labels)) == len(labels)
         assert not any(re.search("[0-9]e", label) or len(label) > 10 for label in labels)
@@ -417,18 +326,6 @@ def test_a_damaged_run_has_a_report(fast_dir: Path, what: str) -> None:
     assert "Outcome" in page
     assert Page(page).open == []
     assert tree(toy.root) == before  # reading writes nothing
-
-
-def test_an_empty_run_and_a_campaign_that_has_not_begun_have_a_report(fast_dir: Path) -> None:
-    for run in (ToyRun(fast_dir / "list", 3).run, empty_campaign(fast_dir / "campaign")):
-        page = report_of(Run.open(run.root))
-
-        assert "Settings and versions" in page
-        assert "Timeline" not in page
-
-
-def invoke(*words: str) -> Any:
-    return CliRunner().invoke(cli.load_commands("report"), ["report", *words])
 
 
 @pytest.mark.slow

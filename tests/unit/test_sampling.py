@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
-from hpc_toolkit.results import sampling
 from hpc_toolkit.results.events import RecentEvents
-from hpc_toolkit.results.sampling import FILES_PER_S, Sampler, pause_s
 from hpc_toolkit.results.status import read_status
-from hpc_toolkit.results.workers import living_workers, read_hosts
+from hpc_toolkit.results.workers import FILES_PER_S, Sampler, living_workers, pause_s, read_hosts
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -100,45 +97,6 @@ def test_the_status_of_samples_is_that_of_all_files(fast_dir: Path) -> None:
     ]
     events = RecentEvents(toy.run.view).read(seen, alive, whole.failures)
     assert {"worker died", "item 1 failed: permanent of test"} <= {one.what for one in events}
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_worker_that_was_not_read_for_long_is_not_taken_for_dead(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "FILES_PER_S", 0.0)
-    monkeypatch.setattr(sampling, "_LEAST_FILES", 1)
-    toy, clock = ToyRun(fast_dir / "r", 4), ManualClock(NOW)
-    workers = [toy.worker(name, at=NOW, host="there") for name in ("a", "b")]
-    sampler = Sampler(toy.run.view, clock)
-    sampler.look()
-    clock.advance(DEFAULT_LEASE_S + 20)
-    for one in workers:
-        one.presence.update(at=clock.wall())
-
-    seen = sampler.look()
-
-    assert sampler.oldest_s() == DEFAULT_LEASE_S + 20
-    assert living_workers(toy.run.view, clock, seen) == {"a", "b"}
-
-
-@pytest.mark.usefixtures("shared")
-def test_workers_that_have_left_are_not_read_again(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy, clock = ToyRun(fast_dir / "r", 1, unit=1), ManualClock(NOW)
-    left, stays = toy.worker("left"), toy.worker("stays", at=NOW)
-    left.finish()
-    stays.claim(toy.unit_name(0))
-    opened, sampler = Opened(toy.run.view, monkeypatch), Sampler(toy.run.view, clock)
-    for _ in range(3):
-        sampler.look()
-        clock.advance(2.0)
-    opened.since()
-
-    sampler.look()
-
-    assert opened.since() == 1
 
 
 def test_equal_events_that_are_near_each_other_share_a_line(fast_dir: Path) -> None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.training.scaling.collectives import record_of
 from tests.scripttext import batch_program
+from tests.unit import jobcommands
 from tests.unit.test_scaling_records import record
 
 PUBLISHED = Path(__file__).with_name("published_scaling.json")
 V100 = "world_size,seconds\n1,480\n2,245\n4,128\n8,68\n"
 
 
-def scaling(*words: str) -> Result:
-    return CliRunner().invoke(cli.load_commands("scaling"), ["scaling", *words])
+scaling = partial(jobcommands.call, "scaling")
 
 
 @pytest.fixture
@@ -53,18 +50,6 @@ def test_the_exit_code_says_whether_an_efficiency_is_below(
 ) -> None:
     assert scaling("analyze", table, "--min-efficiency", wanted).exit_code == code
     assert scaling("analyze", table).exit_code == 0
-
-
-def test_a_price_makes_costs_of_gpu_hours(table: str) -> None:
-    found = scaling("analyze", table, "--price-per-gpu-hour", "3", "--json")
-
-    (series,) = json.loads(found.stdout)["series"]
-    row = series["rows"][3]
-    assert row["cost"] == pytest.approx(3 * row["gpu_hours"])
-    assert row["cost_per_1000"] is None
-    assert series["verdict"]["world_size"] == 8
-    assert series["advice"] == "Use 8 (fair on 8: 88.2% efficiency, at least 85% wanted)"
-    assert 0.014 < series["serial_share"]["low"] < series["serial_share"]["share"] < 0.024
 
 
 @pytest.mark.parametrize(
@@ -100,14 +85,6 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
     assert isinstance(found.exception, ConfigError | RunError | HpcToolkitError)
     assert match in str(found.exception)
     assert not (tmp_path / "d").exists()
-
-
-def test_what_a_measurement_sets_itself_is_no_option() -> None:
-    for option in ("--nodes", "--array", "--stage", "--rank-restarts", "--run-dir"):
-        found = scaling("run", "-o", "d", "--slurm", option, "2")
-        # Versions of click differ in the colon and the quotes.
-        refused = re.search(f"No such option:? '?{option}", found.output)
-        assert (found.exit_code, bool(refused)) == (2, True), found.output
 
 
 @pytest.mark.parametrize(
@@ -165,29 +142,3 @@ def test_an_own_training_is_a_job_for_each_world_size_and_repeat(
     ):
         assert f"export {name}={value}\n" in scripts[1]
     assert "--model is for the built-in training" in str(refused.exception)
-
-
-def test_a_job_says_its_cluster_to_the_records_unless_nothing_is_known_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text('description = "mine"\n')
-    words = ("run", "-o", "d", "--slurm", "--dry-run", "--world-sizes", "1", "--cluster")
-
-    named = [scaling(*words, name).stdout for name in ("lab", "generic", "mine.toml")]
-
-    said = [" ".join(batch_program(text)).partition(" --cluster ")[2].split() for text in named]
-    assert [one[:1] for one in said] == [["lab"], [], [str(tmp_path / "mine.toml")]]
-
-
-def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:
-    timed = record_of("all_reduce", size_bytes=4_000_000, seconds=0.001, world_size=4)
-    line, damaged = json.dumps(timed), json.dumps({**timed, "seconds": None})
-    deep = '{"kind": "hpctk.collectives", "a": ' + "[" * 100_000
-    (tmp_path / "a.log").write_text(f"text\n0: {line}\n{line[:30]}\n{damaged}\n{deep}\n")
-
-    found = scaling("collectives", str(tmp_path / "a.log"))
-
-    assert found.stdout.splitlines()[2:] == ["| all_reduce | 4 | 3.8 MiB | 1000 us | 4 | 6 |"]
-    (row,) = json.loads(scaling("collectives", str(tmp_path / "a.log"), "--json").stdout)["rows"]
-    assert row["bus_bytes_per_s"] == pytest.approx(6e9)

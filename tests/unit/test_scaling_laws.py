@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling.analysis import headline
 from hpc_toolkit.training.scaling.collectives import expected_s, record_of
-from hpc_toolkit.training.scaling.comparison import compare, fit, judge
-from hpc_toolkit.training.scaling.loaders import LoaderAdvice, advise_loaders
-from hpc_toolkit.training.scaling.program import over_ranks
+from hpc_toolkit.training.scaling.comparison import (
+    compare,
+    fit,
+    judge,
+)
 from hpc_toolkit.training.scaling.series import Law, Point, Series
 
 SIZES = (1, 2, 4, 8)
@@ -56,16 +55,6 @@ def test_the_serial_share_of_exact_data_is_found_in_any_unit_and_from_any_base(
     assert found.high is not None
     assert found.low <= found.share <= found.high
     assert found.high - found.low < 1e-4
-
-
-def test_two_world_sizes_have_a_share_without_interval_and_one_has_none() -> None:
-    two, one = fit(amdahl(0.25, (1, 4))), fit(amdahl(0.25, (4,)))
-
-    assert two is not None
-    assert two.share == pytest.approx(0.25)
-    assert two.low is None
-    assert two.high is None
-    assert one is None
 
 
 def reasons(measured: Series, minimum: float = 0.85) -> str:
@@ -148,22 +137,6 @@ def test_the_advice_is_a_world_size_all_of_whose_smaller_ones_are_good_enough(
     assert (verdict.word == "poor") == bool(verdict.below)
 
 
-def test_the_advice_stops_before_a_dip_that_larger_sizes_come_out_of() -> None:
-    verdict = judge(compare(series({1: 1.0, 2: 1.2, 4: 3.9})), 0.85)
-
-    assert verdict.world_size == 1
-    assert verdict.below == (2,)
-
-
-def test_a_series_has_a_point_and_each_world_size_once() -> None:
-    with pytest.raises(ConfigError, match="no world size was measured"):
-        Series(name="s", points=())
-    twice = (Point(world_size=2, rates=(1.0,)), Point(world_size=2, rates=(2.0,)))
-
-    with pytest.raises(ConfigError, match="world size 2 appears twice"):
-        Series(name="s", points=twice)
-
-
 @pytest.mark.parametrize(
     ("collective", "ranks", "factor"),
     [
@@ -199,58 +172,3 @@ def test_a_share_that_may_be_none_is_to_be_measured_again(low: float | None, noi
     assert "waiting for data" not in found
     assert ("it may be noise: more --max-steps or --repeats tell" in found) == noise
     assert ("exchanges less often" not in found) == noise
-
-
-def test_an_advice_that_repeats_deny_says_to_measure_again() -> None:
-    comparison = compare(series({1: (10.0, 10.0), 2: (16.0, 19.0), 4: (20.0, 20.0)}))
-
-    assert headline(comparison, judge(comparison, 0.85)) == (
-        "**Use 2, not 4, but measure again: repeats do not agree** (poor on 4: 50.0% efficiency, "
-        "at least 85% wanted)"
-    )
-    assert headline(comparison, judge(comparison, 0.4)).startswith("**Use 4** (")
-
-
-def test_means_over_ranks_leave_out_what_a_rank_does_not_know() -> None:
-    nan = math.nan
-
-    assert over_ranks([(50.0, 90.0, 300.0), (nan, 70.0, nan)]) == {
-        "cpu_percent": 50.0,
-        "gpu_percent": 80.0,
-        "gpu_percent_least": 70.0,
-        "gpu_power_w": 300.0,
-    }
-    assert over_ranks([(nan, nan, nan)]) == {}
-
-
-def loaders(rates: dict[int, tuple[float, ...]], loading: float = 0.0) -> LoaderAdvice:
-    """The advice of trainings that differ in their number of loader processes."""
-    (found,) = advise_loaders(
-        Series(
-            name=f"loader_workers={workers}",
-            points=(
-                Point(world_size=1, rates=(1.0,)),
-                Point(world_size=2, rates=repeats, shares={"loading": loading}),
-            ),
-            variation={"loader_workers": workers, "accumulate": 4},
-        )
-        for workers, repeats in rates.items()
-    )
-    return found
-
-
-def test_the_fewest_loaders_that_are_nearly_as_fast_as_the_fastest_are_advised() -> None:
-    found = loaders({4: (400.0,), 0: (100.0,), 2: (390.0,), 1: (370.0,)})
-
-    assert (found.workers, found.world_size, found.certain) == (2, 2, True)
-    assert str(found) == (
-        "**Use 2 loader workers per rank for accumulate=4** "
-        "(samples/s on 2 ranks: 100 with 0, 370 with 1, 390 with 2, 400 with 4)"
-    )
-
-
-def test_an_advice_on_loaders_names_its_doubts() -> None:
-    assert "repeats do not agree" in str(loaders({0: (100.0,), 1: (150.0, 200.0), 2: (180.0,)}))
-    most = str(loaders({0: (100.0,), 1: (200.0,)}, loading=0.25))
-    assert "ranks still wait for data in 25% of a step" in most
-    assert "more workers were not measured" in most

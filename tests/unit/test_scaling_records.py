@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.analysis import Analysis
 from hpc_toolkit.training.scaling.comparison import compare, judge
 from hpc_toolkit.training.scaling.records import (
-    read_records,
-    read_source,
     records_in,
     series_of,
 )
@@ -85,35 +82,6 @@ def test_repeats_become_one_point_and_their_medians_its_details() -> None:
     assert series.points[1].details["rss_bytes"] == 1000  # what no float can hold is left out
 
 
-def test_the_spread_of_communication_is_over_repeats() -> None:
-    exchange = record(2, 8.0)["communication"]
-    # A step takes 1 s.
-    repeats = [
-        record(2, 8.0, n, communication={**exchange, "exposed_s": exposed})
-        for n, exposed in enumerate((0.1, -0.02, 0.3))
-    ]
-
-    alone, three = (series_of(found)[0].points[0].details for found in (repeats[:1], repeats))
-
-    assert (three["communication_low"], three["communication_high"]) == (-0.02, 0.3)
-    assert "communication_low" not in alone
-
-
-def test_what_varies_makes_series_of_their_own_in_the_order_of_its_values() -> None:
-    settings = record(1, 1.0)["settings"]
-    records = [
-        record(size, rate, variation={"accumulate": n}, settings={**settings, "accumulate": n})
-        for n in (4, 1, 2)
-        for size, rate in ((1, 10.0), (2, 15.0 + n))
-    ]
-
-    found = series_of(records)
-
-    assert [one.name for one in found] == ["accumulate=1", "accumulate=2", "accumulate=4"]
-    assert [one.points[1].rate for one in found] == [16.0, 17.0, 19.0]
-    assert [one.variation for one in found] == [{"accumulate": n} for n in (1, 2, 4)]
-
-
 def test_the_order_of_reading_changes_nothing_and_the_later_of_two_counts() -> None:
     records = [record(size, 10.0 * size, n) for size in (1, 2, 4) for n in range(3)]
     again = record(2, 5.0, 1, at=9.0)
@@ -159,17 +127,3 @@ def test_lines_of_a_pods_log_are_found_behind_prefixes_and_among_other_text() ->
 def test_a_damaged_record_is_named_by_its_line(change: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         list(records_in(json.dumps({**record(2, 1.0), **change}), "log"))
-
-
-def test_a_directory_of_a_run_is_read_from_its_records(tmp_path: Path) -> None:
-    (tmp_path / "records").mkdir()
-    (tmp_path / "records" / "world-1.jsonl").write_text(
-        lines(record(1, 3.0)) + '{"kind": "hpctk.sc'
-    )
-    (tmp_path / "records" / "world-2.jsonl").write_text(lines(record(2, 5.0)))
-
-    (series,) = read_source(tmp_path)
-
-    assert [point.rate for point in series.points] == [3.0, 5.0]
-    assert len(read_records(tmp_path)) == 2
-    assert read_records(tmp_path / "missing") == []

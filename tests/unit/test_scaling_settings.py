@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling import program
 from hpc_toolkit.training.scaling.launches import (
-    Host,
     Job,
     ScalingRun,
     job_request,
-    launches_of,
 )
-from hpc_toolkit.training.scaling.settings import Settings, Variation, cases
+from hpc_toolkit.training.scaling.settings import Settings, Variation
 
 
 @given(
@@ -55,20 +53,6 @@ def test_strong_scaling_shares_the_batch_and_weak_repeats_it() -> None:
     with pytest.raises(ConfigError) as refused:
         Settings(batch_size=8).batch_per_rank(3, (1, 2, 3))
     assert "such as 12," in refused.value.hint
-
-
-def test_cases_are_all_combinations_of_what_varies() -> None:
-    varied = [Variation.parse("loader-workers=1,4"), Variation.parse("accumulate=1,2")]
-
-    found = cases(Settings(), varied)
-
-    assert [case.variation for case in found] == [
-        {"loader_workers": workers, "accumulate": n} for workers in (1, 4) for n in (1, 2)
-    ]
-    assert found[3].settings == Settings(loader_workers=4, accumulate=2)
-    assert cases(Settings(), [])[0].variation == {}
-    with pytest.raises(ConfigError, match="accumulate appears twice"):
-        cases(Settings(), [Variation.parse("accumulate=1"), Variation.parse("accumulate=2")])
 
 
 @pytest.mark.parametrize(
@@ -123,19 +107,3 @@ def test_a_job_launches_the_ranks_of_its_nodes() -> None:
     for gpus in ("", "0"):
         found, _ = job_request(directory, jobs[2], 2, gpus=gpus, launch="task-per-gpu")
         assert found == "train-multi-node"
-
-
-def test_hosts_measure_the_largest_world_size_first_and_leave_when_they_are_not_needed() -> None:
-    def launches(number: int) -> list[tuple[object, ...]]:
-        host = Host(number=number, address="a", port=7, ranks=2, start_timeout_s=60)
-        names = ("nnodes", "nproc_per_node", "master_port")
-        return [
-            (size, *map(options.get, names)) for size, options in launches_of((1, 2, 4, 8), host)
-        ]
-
-    assert launches(0) == [(8, 4, 2, 7), (4, 2, 2, 8), (2, None, 2, None), (1, None, 1, None)]
-    assert launches(1) == launches(0)[:2]
-    assert launches(2) == launches(3) == launches(0)[:1]
-    assert launches(4) == []
-    with pytest.raises(ConfigError, match="6 ranks do not fill nodes of 4"):
-        list(launches_of((1, 6), Host(number=0, address="a", port=7, ranks=4, start_timeout_s=60)))

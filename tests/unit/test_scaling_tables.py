@@ -1,4 +1,4 @@
-"""Tables that others published have the numbers that they state."""
+"""Tables that others measured, and what a measurement costs by its cluster's file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.comparison import Comparison, compare
-from hpc_toolkit.training.scaling.records import read_source
-from hpc_toolkit.training.scaling.tables import read_csv, read_json
+from hpc_toolkit.training.scaling.records import read_source, series_of
+from hpc_toolkit.training.scaling.series import priced, read_csv, read_json
+from tests.unit.test_scaling_records import record
 
 PUBLISHED = Path(__file__).with_name("published_scaling.json")
 
@@ -56,16 +57,6 @@ def test_published_tables_have_these_speedups_efficiencies_and_gpu_hours(
     assert [row.gpu_hours for row in rows] == pytest.approx(gpu_hours, rel=1e-3)
 
 
-def test_eight_v100_for_an_hour_are_cheaper_than_one_for_its_hours(
-    published: dict[str, Comparison],
-) -> None:
-    one, eight = published["one V100 against eight"].rows
-
-    assert one.cost == pytest.approx(25.398)
-    assert eight.cost == pytest.approx(24.48)
-    assert eight.premium == pytest.approx(-0.0361, abs=1e-4)
-
-
 def table(**changes: Any) -> str:
     plain = {"name": "t", "unit": "hours", "points": [{"world_size": 1, "value": 2}]}
     return json.dumps({**plain, **changes})
@@ -103,16 +94,6 @@ def test_a_table_that_cannot_be_read_names_where(text: str, match: str) -> None:
         read_json(text, "t.json")
 
 
-def test_csv_rows_of_one_world_size_are_repeats() -> None:
-    text = "world_size,seconds,price_per_hour\n2,30,4\n1,50,2\n2.0,25,4\n"
-
-    (series,) = read_csv(text, "t.csv")
-
-    assert [point.world_size for point in series.points] == [1, 2]
-    assert series.points[1].rates == (1 / 30, 1 / 25)
-    assert series.points[1].price_per_hour == 4
-
-
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -126,3 +107,87 @@ def test_csv_rows_of_one_world_size_are_repeats() -> None:
 def test_a_csv_that_cannot_be_read_names_where(text: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         read_csv(text, "t.csv")
+
+
+SITE = """
+description = "a site"
+source = "here"
+checked = 2026-01-01
+gpus_per_node = 4
+gpu_type = "a100"
+price_per_gpu_hour = 2.0
+price_per_node_hour = 4.0
+watts_per_gpu = 400
+currency = "CAD"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> str:
+    path = tmp_path / "site.toml"
+    path.write_text(SITE)
+    return str(path)
+
+
+def on_gpus(**machine: Any) -> list[dict[str, Any]]:
+    where = {**record(1, 1.0)["machine"], "device": "NVIDIA A100", **machine}
+    return [record(1, 10.0, machine=where), record(2, 20.0, machine=where)]
+
+
+def analysed(records: list[dict[str, Any]], **asked: Any) -> Comparison:
+    (series,) = series_of(records)
+    return compare(priced(series, **asked))
+
+
+def told(comparison: Comparison) -> str:
+    return "; ".join(comparison.series.notes)
+
+
+def test_the_file_of_the_cluster_that_was_measured_has_the_price(site: str) -> None:
+    found = analysed(on_gpus(cluster=site))
+
+    # 2 for the GPU, and a quarter of its node.
+    assert found.rows[1].cost_per_1000 == pytest.approx(3 * 2 * 1000 / 20 / 3600)
+    assert found.series.currency == "CAD"
+    assert f"price: 3 CAD per GPU-hour, by {site}: price_per_gpu_hour and" in told(found)
+    assert "it was measured on" not in told(found)
+
+
+def test_an_option_wins_over_every_price_and_a_table_over_a_cluster(site: str) -> None:
+    (table,) = read_json(
+        json.dumps(
+            {
+                "unit": "hours",
+                "currency": "USD",
+                "price_per_gpu_hour": 5,
+                "source": "a guide",
+                "points": [{"world_size": 1, "value": 2}],
+            }
+        ),
+        "t",
+    )
+
+    both = compare(priced(table, cluster=site, price_per_gpu_hour=7.0))
+    of_table = compare(priced(table, cluster=site))
+
+    assert (both.rows[0].cost, of_table.rows[0].cost) == (14.0, 10.0)
+    assert of_table.series.currency == "USD"
+    assert both.series.notes[:2] == (
+        "source: a guide",
+        "price: $7 per GPU-hour, by --price-per-gpu-hour",
+    )
+
+
+def test_energy_is_of_measured_power_else_of_the_clusters(site: str) -> None:
+    plain = on_gpus(cluster=site)
+    seen = [{**one, "utilisation_of_ranks": {"gpu_power_w": 300.0}} for one in plain]
+
+    def kwh(records: list[dict[str, Any]]) -> float:
+        found = analysed(records).rows[1].energy_kwh
+        assert found is not None
+        return found
+
+    hours = 1000 / 20 / 3600
+    assert kwh(plain) == pytest.approx(0.4 * 2 * hours)
+    assert kwh(seen) == pytest.approx(0.3 * 2 * hours)
+    assert "power:" not in told(analysed(seen))

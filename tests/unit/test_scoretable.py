@@ -79,17 +79,6 @@ def test_a_step_column_and_a_family_tell_what_revisions_do_not(tmp_path: Path) -
     assert table.seconds is None
 
 
-def test_the_size_of_a_model_that_is_a_word_is_not_known(tmp_path: Path) -> None:
-    header = "size,revision,layer,s_a"
-    rows = ("base,main,0,0.5", "base,main,12,0.25", "110m,main,0,0.5")
-
-    table = read_score_table(write(tmp_path / "t.csv", text(*rows, header=header)))
-
-    assert table.arms.ids[:2] == ("base/main/layer0", "base/main/layer12")
-    np.testing.assert_allclose(table.arms.features[:, 0], [math.nan, math.nan, math.log(110e6)])
-    np.testing.assert_allclose(table.arms.features[:, 2], [0.0, 1.0, 0.0])
-
-
 def test_a_table_is_read_alike_however_its_file_is_written(tmp_path: Path) -> None:
     plain = read_score_table(write(tmp_path / "plain.csv", text(*ROWS)))
     cells = [line.split(",") for line in (HEADER, *ROWS)]
@@ -161,15 +150,6 @@ def small_table() -> ScoreTable:
     metrics = {"rank": np.arange(6.0)}
     table = ArmTable(arms, ("x",))
     return ScoreTable(table, TaskSet(("p", "q", "r", "s")), scores, seconds, stderrs, metrics)
-
-
-def test_an_observation_has_the_numbers_of_its_arm_and_tasks_alone() -> None:
-    told = small_table().observation(2, [1, 3])
-
-    assert told.arm == "a2"
-    assert told.scores == {"q": 9.0, "s": 11.0}
-    assert told.seconds == {"q": 109.0, "s": 111.0}
-    assert told.stderrs == {"q": 0.09, "s": 0.11}
 
 
 def test_a_table_with_wrong_numbers_is_refused() -> None:

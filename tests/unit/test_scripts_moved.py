@@ -7,11 +7,9 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
 
-from hpc_toolkit.cli import render
-from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.slurm.records import script_options
+from tests.unit.jobcommands import call
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +42,8 @@ EACH = {"nodes": "4", "ntasks-per-node": "1", "gpus-per-node": "4", "cpus-per-ta
 TRAP = {"signal": "B:SIGUSR1@120", "requeue": "", "time": "04:00:00", "open-mode": "append"}
 MASKED = {"nodes": "4", "ntasks-per-node": "8", "gpus-per-node": "8", "cpus-per-task": "8"}
 SHIFTER = f"command --plain --gpus-per-node 4 --sbatch image={IMAGE} --sbatch module=gpu,nccl"
-NAMED = {"job-name": "eval / layer 12: mean", "output": "slurm/logs/eval___layer_12__mean-%j.out"}
+NAMED_LOG = "slurm/logs/eval___layer_12__mean-bb325c96-%j.out"
+NAMED = {"job-name": "eval / layer 12: mean", "output": NAMED_LOG}
 
 MOVED: dict[str, tuple[str, list[str], dict[str, str], list[str]]] = {
     # name: (options of the command, its program, options of the script, parts of its last command)
@@ -113,10 +112,8 @@ MOVED: dict[str, tuple[str, list[str], dict[str, str], list[str]]] = {
 def test_a_script_of_a_guide_is_rendered(tmp_path: Path, name: str) -> None:
     words, program, expected, command = MOVED[name]
     (tmp_path / "g.toml").write_text(SITE, encoding="utf-8")
-    app = Commands(help="")
-    render.register(app)
-    argv = ["render", "--cluster", str(tmp_path / "g.toml"), "-o", "-"]
-    done = CliRunner().invoke(app, [*argv, *shlex.split(words), "--", *program])
+    site = ("--cluster", tmp_path / "g.toml")
+    done = call("render", *site, "-o", "-", *shlex.split(words), "--", *program)
     assert done.exit_code == 0, done.exception
 
     options = script_options(done.stdout)

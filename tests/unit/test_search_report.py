@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.campaign import searchreport
-from hpc_toolkit.campaign.search import make_arms
-from hpc_toolkit.campaign.searchfigures import expected_best, reward_map
-from hpc_toolkit.campaign.searchreport import read_search
+from hpc_toolkit.campaign.searchfigures import expected_best
 from hpc_toolkit.campaign.settings import parse_campaign
-from hpc_toolkit.report import runreport
 from hpc_toolkit.report.page import Section, as_html, as_markdown
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit import reporting
@@ -94,57 +91,6 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     assert len(table.rows) == 20
     priced, *_ = searchreport.sections(Run.open(played.root).view, played.campaign, (36.0, "<EUR>"))
     assert ("cost of the evaluations", "2.64 <EUR>") in priced.facts  # 264 s
-
-
-def in_order(names: Sequence[str], stderr: float | None, change: float) -> tuple[Campaign, Any]:
-    """A search of 6 of 30 arms in 3 rounds, and scores that change by this from arm to arm."""
-    search = {"policy": "random", "budget": 6, "pending": 2}
-    campaign = arms_campaign([{"x": x} for x in range(30)], search, names=list(names))
-    seen: list[int] = []
-
-    def value(item: dict[str, Any]) -> Value:
-        seen.extend([item["x"]] if item["x"] not in seen else [])
-        found = {"score": 50 + change * seen.index(item["x"]) + 0.01 * len(item["task"])}
-        return found if stderr is None else {**found, "stderr": stderr}
-
-    return campaign, value
-
-
-@pytest.mark.parametrize(
-    ("names", "stderr", "change", "says", "then"),
-    [
-        ("a", None, 0, "As high: 5 other arms; whether more are as good", "return 'stderr'"),
-        ("a", 0.1, -1, "no other evaluated arm, judged by the standard errors", "use this arm."),
-        ("a", 9.0, -1, "5 other arms, judged by the standard errors", "take the cheapest"),
-        (("a", "bb"), None, 0, "5 other arms, judged by the differences", "take the cheapest"),
-        (("a", "bb"), 9.0, 1, "by the differences over 2 common tasks", "a larger budget"),
-    ],
-)
-def test_the_first_screen_says_what_was_found_how_sure_it_is_and_what_is_next(
-    fast_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    names: Sequence[str],
-    stderr: float | None,
-    change: float,
-    says: str,
-    then: str,
-) -> None:
-    campaign, value = in_order(names, stderr, change)
-    played = Played(fast_dir / "r", campaign, monkeypatch, value)
-    played.coordinate()
-
-    first, *_, last = runreport.sections(reporting.read_facts(Run.open(played.root)))
-
-    steps = read_search(Run.open(played.root).view, campaign).steps
-    assert steps[-1].evaluations == 6 * len(names)  # the last round is drawn
-    found, after = first.paragraphs[:2]
-    assert (first.title, found.partition(" is ")[0]) == ("Outcome", "The best arm")
-    assert says in found
-    assert ("uncertainty unknown" in found) == (stderr is None)
-    assert f"Next: {then}" in after
-    assert ("still improving" in after) == (change > 0)
-    settings = {row[0]: row[1] for row in last.tables[0].rows}
-    assert '"policy": "random", "budget": 6, "pending": 2' in settings["search: settings"]
 
 
 def some_fail(item: dict[str, Any]) -> Value:
@@ -235,23 +181,3 @@ def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.Mon
         "Best reward so far",
         "Reward by <b>k</b> and y\\u202e",
     ]
-
-
-def test_pictures_are_bounded_by_tiles_and_not_by_arms() -> None:
-    models = [
-        {"name": f"m{number}", "layers": 48, "size": 1.0, "steps": list(range(60))}
-        for number in range(12)
-    ]
-    tasks = {"workload": NOOP, "names": ["a"]}
-    search = {"policy": "random", "budget": 2}
-    campaign = parse_campaign(
-        {"name": "large", "models": models, "tasks": tasks, "search": search}, "x"
-    )
-    arms = make_arms(campaign)
-    values = {arm: float(number % 977) for number, arm in enumerate(arms.ids)}
-
-    (drawn,) = reward_map(campaign, arms, values, words=str, asked=values, marks={}, unit="")
-
-    assert len(values) > 30_000
-    assert "A tile is the mean of 6 x 1 neighbours" in drawn.caption
-    assert len(drawn.svg) < 1_500_000

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from simulation.cluster import simulate
-from simulation.fileserver import FileServer, Queue
-from simulation.scenario import Group, Kill, Scenario
+from simulation.fileserver import FileServer
 from simulation.worker import VirtualClock
 
 CLOCK = VirtualClock()
-GROUPS = (Group((5.0,) * 3, load_s=10.0),) * 24
 
 
 @pytest.fixture
@@ -78,25 +75,3 @@ def test_a_host_reads_a_file_again_only_after_a_change(server: FileServer, tmp_p
     assert server.requests["write", "head"] == 1
     server.host = "b"
     assert read(2) == 1
-
-
-def test_requests_wait_for_each_other_whatever_their_order() -> None:
-    queue = Queue(service_s=0.004)
-
-    later = queue.serve(1.0, 1)
-    ends = [queue.serve(0.5, 5), queue.serve(0.5, 5)]
-
-    assert later == pytest.approx(1.004)
-    assert ends == pytest.approx([0.52, 0.54])
-
-
-def test_a_slow_server_delays_work_and_loses_nothing() -> None:
-    scenario = Scenario(groups=GROUPS, workers=8, kills=(Kill(30.0, 2),))
-    quick, slow = FileServer(), FileServer(trip_s=0.05, service_s=0.01)
-
-    outcomes = [simulate(scenario, server=one) for one in (quick, slow)]
-
-    assert all(not one.left for one in outcomes)
-    assert scenario.bound_s < outcomes[0].makespan_s < outcomes[1].makespan_s
-    assert quick.made["claims"] >= len(GROUPS)
-    assert simulate(scenario, server=FileServer()) == outcomes[0]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.slurm import controller
-from hpc_toolkit.slurm.client import SlurmSilentError
+from hpc_toolkit.slurm.controller import sbatch, sbatch_argv
 from hpc_toolkit.slurm.records import (
     UNKNOWN,
     JobRecord,
@@ -22,7 +21,6 @@ from hpc_toolkit.slurm.records import (
     parse_sacct,
     parse_squeue,
 )
-from hpc_toolkit.slurm.sbatch import sbatch, sbatch_argv
 from tests.fakeslurm import Programs, squeue_line
 from tests.integration.realrun import lives, wait_until
 
@@ -217,16 +215,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     return Programs(tmp_path, monkeypatch)
 
 
-def test_all_jobs_are_asked_for_in_one_call(programs: Programs) -> None:
-    programs.answer("squeue", PENDING)
-
-    found = slurm.squeue(["7", "8", "9_1", "7"])
-
-    assert set(found) == {"7"}
-    (call,) = programs.calls("squeue")
-    assert call.endswith(" --jobs=7,8,9_1")
-
-
 def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -> None:
     programs.answer("squeue", PENDING)
     programs.answer("sacct", SACCT)
@@ -238,16 +226,6 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -
     (call,) = programs.calls("sacct")
     assert " --jobs=10,99" in call
     assert "--duplicates" in call
-
-
-@pytest.mark.usefixtures("hasty")
-def test_an_accounting_that_fails_is_not_one_that_knows_nothing(programs: Programs) -> None:
-    programs.answer("squeue", "")
-    programs.answer("sacct", "", code=1, stderr="sacct: error: Problem talking to the database")
-
-    reason = slurm.job_states(["7"], timeout_s=1.0)["7"].reason
-
-    assert reason.startswith("the queue does not know it, and sacct: sacct: error: Problem talking")
 
 
 def test_the_accounting_is_searched_from_the_submission_or_a_month_back(
@@ -405,112 +383,3 @@ def test_a_try_that_slurm_accepts_late_is_cancelled(
 
     assert sbatch(sbatch_argv(tmp_path / "x.sbatch"), "").job == "102"
     assert programs.calls("scancel") == ["101"]
-
-
-@pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize(
-    ("squeue", "most", "hint"),
-    [
-        (f"echo 'squeue: error: {BUSY[0]}' >&2; exit 1", 1, "'squeue --me --states=all"),
-        ("true", 99, "it is not in the queue; 'squeue --me --states=all"),
-    ],
-)
-def test_a_job_that_slurm_never_answers_for_is_left_to_the_named_command(
-    programs: Programs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    squeue: str,
-    most: int,
-    hint: str,
-) -> None:
-    programs.add("sbatch", QUEUE)
-    programs.add("squeue", squeue)
-    monkeypatch.setenv("SAID", BUSY[0])
-    for limit in ("PATIENCE_S", "ASK_S"):
-        monkeypatch.setattr(f"hpc_toolkit.slurm.sbatch.{limit}", 1.0)
-
-    with pytest.raises(SlurmSilentError, match="Socket timed out") as caught:
-        sbatch(sbatch_argv(tmp_path / "x.sbatch"), "")
-
-    assert caught.value.exit_code == 75
-    assert caught.value.hint.startswith(hint)
-    assert re.search(r"--format=%F %k' \| grep hpctk:[0-9a-f]{12}' shows", caught.value.hint)
-    # Nothing is sent again without an answer of squeue.
-    assert min(2, most) <= len(programs.calls("sbatch")) <= most
-
-
-@pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("said", BUSY)
-def test_a_query_and_a_cancellation_wait_until_slurm_answers(programs: Programs, said: str) -> None:
-    late = f'[ -e "$0.asked" ] || {{ : > "$0.asked"; echo "x: error: {said}" >&2; exit 1; }}; '
-    programs.add("squeue", f"{late} echo '{squeue_line(JobID='7')}'")
-    programs.add("sacct", f"{late} echo '{SACCT}'")
-    programs.add("scancel", f'{late} echo "$*" >> "$0.calls"')
-    programs.add("scontrol", f"{late} echo 'ClusterName   = x'")
-
-    assert slurm.squeue(["7"])["7"].state == "RUNNING"
-    assert slurm.sacct(["10"])
-    assert controller.slurm_config() == {"ClusterName": "x"}
-    slurm.scancel(["7"])
-    assert programs.calls("scancel") == ["7"]
-
-
-INSIDE = {
-    "PATH": "/bin",
-    "SLURM_JOB_ID": "5",
-    "SLURM_CPU_BIND": "mask_cpu:0x1",
-    "SLURM_MEM_PER_NODE": "1",
-    "SLURMD_NODENAME": "n1",
-    "SBATCH_ACCOUNT": "x",
-    "SRUN_CPUS_PER_TASK": "4",
-    "PMIX_RANK": "0",
-    "PMI_FD": "3",
-    "SLURM_CONF": "/etc/slurm.conf",
-    "SLURM_CLUSTERS": "alpha",
-    "HPCTK_RUN": "runs/a",
-    "HPCTK_DEADLINE": "1",
-    "HPCTK_ARRAY_INDEX": "3",
-    "HPCTK_HOST": "n1",
-}
-
-
-def test_a_job_submitted_inside_a_job_inherits_nothing_of_it() -> None:
-    assert set(slurm.clean_environment(INSIDE)) == {
-        *("PATH", "SLURM_CONF", "SLURM_CLUSTERS", "HPCTK_RUN")
-    }
-    assert slurm.overriding_variables(INSIDE) == []
-
-
-def test_a_job_submitted_by_a_rank_or_an_item_inherits_nothing_of_it() -> None:
-    own = {"PATH": "/bin", "MASTER_KEY": "1", "GROUP_NAME": "x", "ROLE": "x", "NODE_RANK": "1"}
-    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK"
-    names += " ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID"
-    names += " TORCHELASTIC_ERROR_FILE TORCHELASTIC_USE_AGENT_STORE"
-
-    assert slurm.clean_environment({**own, **dict.fromkeys(names.split(), "1")}) == own
-
-
-def test_nodes_of_strange_names_are_not_asked_for(programs: Programs) -> None:
-    programs.answer("scontrol", NODES, code=1)
-
-    found = controller.node_states(["n1", "n99", "-n", "n1 n2"])
-
-    assert {name: node.state for name, node in found.items()} == {
-        "n1": "IDLE",
-        "n99": UNKNOWN,
-        "-n": UNKNOWN,
-        "n1 n2": UNKNOWN,
-    }
-    assert programs.calls("scontrol") == ["--oneliner show node n1,n99"]
-
-
-def test_set_nodes_keeps_what_scontrol_leaves_out_of_the_current_directory(
-    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    programs.add("scontrol", f'echo "$*" > {tmp_path}/asked; : > slurm_job_17_resize.sh')
-
-    controller.set_nodes("17", ["n1", "n3"])
-
-    assert (tmp_path / "asked").read_text() == "update JobId=17 NodeList=n1,n3\n"
-    assert not (tmp_path / "slurm_job_17_resize.sh").exists()

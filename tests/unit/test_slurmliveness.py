@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
-from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.slurm import client, controller
+from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
-from hpc_toolkit.worker import slurmliveness
 from hpc_toolkit.worker.slurmliveness import judge
 
 SILENT = Presence(
@@ -38,7 +32,7 @@ def said(state: str, *, restarts: int | None = 1) -> dict[str, JobRecord]:
         ("CANCELLED", "cancel"),
         ("REQUEUED", "requeue"),
         ("SUSPENDED", "suspended"),
-        ("OUT_OF_MEMORY", ""),
+        ("OUT_OF_MEMORY", "out of memory"),
         ("COMPLETED", ""),
     ],
 )
@@ -76,49 +70,3 @@ def test_a_lost_node_is_a_death_although_the_job_runs(node: NodeRecord, dead: bo
     notices = judge([SILENT], said("RUNNING"), {"n3": node})
 
     assert [notice.explained for notice in notices] == (["node failure"] if dead else [])
-
-
-def test_question_writes_what_slurm_said_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "16")
-    monkeypatch.setenv("SLURM_CLUSTER_NAME", "alpha")
-    paths = RunPaths(tmp_path)
-    paths.make([])
-    found: dict[str, dict[str, Any]] = {
-        "a": {},
-        "beats": {"heartbeat": 4},
-        "left": {"state": FINISHED},
-        "local": {"job": None},
-        "elsewhere": {"cluster": "beta"},
-    }
-    for name, changes in found.items():
-        fields = {"job": "17", "restart": 1, "cluster": "alpha", **changes}
-        PresenceFile(
-            paths.worker(name),
-            Presence(worker=name, host="n3", boot="b", pid=1, rank=0, **fields),
-        )
-    monkeypatch.setattr(client, "job_states", lambda ids, **_: said("PREEMPTED"))
-    monkeypatch.setattr(controller, "node_states", lambda names, **_: {})
-
-    words = ["a:0", "beats:3", "left:0", "local:0", "elsewhere:0", "missing:0"]
-    assert slurmliveness.main([str(tmp_path), *words]) == 0
-
-    _, notices = ControlReader(paths).poll()
-    assert [(one.worker, one.explained) for one in notices] == [("a", "preemption")]
-
-
-class FakeChild:
-    """A question that is answered when the test says so."""
-
-    asked: list[list[str]]
-
-    def __init__(self, argv: list[str], **_: Any) -> None:
-        self.code: int | None = None
-        type(self).asked.append(argv[4:])
-        type(self).last = self
-
-    last: FakeChild
-
-    def poll(self) -> int | None:
-        return self.code

@@ -13,18 +13,21 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.distributions import FloatDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.testing.pytest_storages import StorageTestCase
 from optuna.trial import TrialState
 
 from hpc_toolkit import study
+from hpc_toolkit.campaign.arms import arm_id
+from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.engines.localcampaign import campaign_of
 from hpc_toolkit.errors import ConfigError, PermanentError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import JournalWriter, seal_line
-from hpc_toolkit.study import studies
-from hpc_toolkit.study.storage import TrialFiles, TrialStorage
-from hpc_toolkit.study.trials import Trials, reseed
+from hpc_toolkit.study.trials import TrialFiles, Trials, TrialStorage, reseed
+from tests.unit.playedcampaign import NOOP, Played, toy
 from tests.unit.test_architecture import loaded
+from tests.unit.test_campaign_arms import campaign
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
@@ -246,6 +249,8 @@ def test_a_worker_that_was_declared_dead_gives_the_result_of_the_other(tmp_path:
     def overtaken(trial: optuna.Trial) -> float:
         trial.suggest_float("x", -10, 10)
         found.extend(ran(run, 0, by=fast))
+        assert slow._files is not None
+        slow._files._look_at = 0.0  # a busy machine looks again only later
         return 1e9
 
     found: list[dict[str, Any]] = []
@@ -253,30 +258,6 @@ def test_a_worker_that_was_declared_dead_gives_the_result_of_the_other(tmp_path:
 
     assert ran(run, 0, by=slow) == found
     assert study.load(run).trials[0].value == found[0]["value"] < 1e3
-
-
-def test_an_attempt_that_was_overtaken_keeps_its_place(tmp_path: Path) -> None:
-    run = made(tmp_path, square, 1)
-    slow, fast = (TrialStorage(TrialFiles(run.paths, run.manifest)) for _ in range(2))
-
-    def chosen(storage: Any, name: str, value: float) -> None:
-        storage.set_trial_param(0, name, value, FloatDistribution(0, 99))
-
-    slow._files.start(0)
-    slow.set_trial_state_values(0, RUNNING)
-    chosen(slow, "x", 1.0)
-    fast._files.start(0)
-    assert fast.get_trial(0).params == {"x": 1.0}
-    chosen(fast, "y", 2.0)
-    slow._files._look_at = 0.0
-    assert slow.get_trial(0).params == {"x": 1.0, "y": 2.0}
-    chosen(slow, "y", 3.0)
-    slow.set_trial_state_values(0, COMPLETE, [4.0])
-
-    for settled in (None, {0: ("COMPLETE", [4.0])}):
-        (trial,) = TrialStorage(TrialFiles(run.paths, run.manifest, settled)).get_all_trials(0)
-        assert (trial.params, trial.values) == ({"x": 1.0, "y": 3.0}, [4.0])
-    assert slow._files.late
 
 
 @pytest.mark.parametrize(
@@ -339,7 +320,7 @@ def test_several_objectives_constraints_and_enqueued_trials(tmp_path: Path) -> N
 
 
 SAMPLERS: dict[str, Any] = {
-    **{name: (lambda name=name: name) for name in studies.SAMPLERS},
+    **{name: (lambda name=name: name) for name in study.SAMPLERS},
     "qmc": lambda: optuna.samplers.QMCSampler(
         scramble=True, seed=1, warn_independent_sampling=False
     ),
@@ -352,7 +333,7 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("name", "pruner"), [*zip(SAMPLERS, studies.PRUNERS * 3, strict=True)])
+@pytest.mark.parametrize(("name", "pruner"), [*zip(SAMPLERS, study.PRUNERS * 3, strict=True)])
 def test_every_sampler_and_pruner_works_in_several_processes(
     tmp_path: Path, name: str, pruner: str
 ) -> None:
@@ -397,13 +378,6 @@ def test_a_seed_gives_each_trial_its_own_parameters_and_the_same_ones_again(
     assert values("d", None) != values("e", None)
 
 
-def test_copies_of_a_sampler_without_a_seed_draw_other_numbers(tmp_path: Path) -> None:
-    sampler = optuna.samplers.TPESampler(seed=1)
-    run = made(tmp_path, square, 4, sampler=sampler)
-
-    assert len({ran(run, number)[0]["params.x"] for number in range(4)}) == 4
-
-
 def test_every_random_state_of_a_sampler_is_seeded() -> None:
     inner = optuna.samplers.TPESampler(seed=1)
     outer = optuna.samplers.PartialFixedSampler({}, inner)
@@ -428,7 +402,7 @@ def test_what_a_study_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch:
         for sampler, package in (("cmaes", "cmaes"), ("gp", "torch"), ("tpe", "optuna")):
             patch.setattr(
-                studies, "find_spec", lambda name, package=package: None if name == package else 1
+                study, "find_spec", lambda name, package=package: None if name == package else 1
             )
             with pytest.raises(ConfigError, match=f"needs {package}") as caught:
                 made(tmp_path, sampler=sampler)
@@ -485,3 +459,66 @@ def test_reading_a_study_imports_no_optuna(tmp_path: Path) -> None:
 
     for argv in (["status", root], ["status", root, "--json"], ["gather", root, "--partial"]):
         assert not loaded(*argv) & {"optuna", "torch", "pandas", "matplotlib"}
+
+
+ROWS = """rows = [
+  { lr = 0.1, depth = 2, model = "a", opt = [1, 2], on = true },
+  { lr = 0.01, depth = 4, model = "b", opt = [1, 2], on = false },
+  { lr = 0.001, depth = 8, model = "fails", on = true },
+  { lr = 0.01, depth = 2, model = "b", opt = [3], on = true },
+]"""
+
+
+def test_a_campaign_is_a_study_of_its_arms(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def value(item: dict[str, Any]) -> dict[str, Any] | None:
+        return None if item["model"] == "fails" else {"score": item["depth"] / 8, "stderr": 0.01}
+
+    tasks = f"workload = '{NOOP}'\nnames = ['a']"
+    own = campaign(tmp_path, ROWS, "budget = 4\npolicy = 'random'", tasks=tasks)
+    played = Played(fast_dir / "r", own, monkeypatch, value)
+    assert played.killed(1)
+    early = study.load(played.root)
+    played.coordinate()
+
+    found = study.load(played.root)
+
+    assert {one.state for one in early.trials} <= {COMPLETE, RUNNING, FAIL}
+    by_arm = {arm_id({**one.keys}): one for one in own.arms()}
+    states = {"a": COMPLETE, "b": COMPLETE, "fails": FAIL}
+    assert len(found.trials) == 4
+    for one in found.trials:
+        keys = by_arm.pop(one.user_attrs["arm"]).keys
+        told = {**keys, "opt": json.dumps(keys["opt"])} if "opt" in keys else keys
+        assert (one.params, one.state) == (told, states[keys["model"]])
+        if one.state == COMPLETE:
+            assert one.value == one.user_attrs["score.a"] == keys["depth"] / 8
+            assert one.user_attrs["stderr"] == 0.01
+    spaces = found.best_trial.distributions
+    assert spaces["lr"] == FloatDistribution(0.001, 0.1, log=True)
+    assert spaces["depth"] == IntDistribution(2, 8, log=True)
+    assert spaces["model"].choices == ("a", "b", "fails")
+    assert spaces["opt"].choices == ("[1, 2]", "[3]")
+    assert spaces["on"].choices == (True, False)
+    assert set(found.trials_dataframe()["params_depth"]) == {2, 4, 8}
+
+
+def test_an_arm_that_a_race_dropped_is_a_pruned_trial(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(
+        fast_dir / "r", toy({"policy": "racing", "options": {"first": 2, "c": 3.0}}), monkeypatch
+    )
+    played.coordinate()
+
+    found = study.load(played.root)
+
+    dropped = [one for one in found.trials if one.state == PRUNED]
+    assert dropped
+    assert all(len(one.user_attrs) == 4 and one.values is None for one in dropped)
+    best = summarize(Run.open(played.root).view, campaign_of(Run.open(played.root)))
+    assert best is not None
+    assert best.best is not None
+    assert found.best_trial.user_attrs["arm"] == best.best.arm
+    assert found.best_trial.params == best.best.keys

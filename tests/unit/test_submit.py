@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from hpc_toolkit.cli import submit as submit_commands
-from hpc_toolkit.cli.help import Commands
-from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
-from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.slurm.client import SlurmError
-from hpc_toolkit.slurm.clusters.facts import load_cluster
-from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec
-from hpc_toolkit.submit.jobs import RunJob, read_jobs, record_job
-from tests.fakeslurm import Programs, pending_line
-from tests.toyrun import ToyRun, empty_campaign
+from hpc_toolkit.submit.jobs import read_jobs
+from tests.fakeslurm import Programs
+from tests.toyrun import ToyRun
+from tests.unit import jobcommands
 
 # Counts its jobs from 101, says what a site's wrapper says, and keeps what it was called with.
 SBATCH = """\
@@ -58,16 +51,8 @@ def run(elsewhere: Path) -> ToyRun:
     return ToyRun(Path("runs/a"))
 
 
-def call(*arguments: str, **settings: Any) -> Result:
-    app = Commands(help="")
-    submit_commands.register(app)
-    return CliRunner().invoke(app, ["submit", *arguments], **settings)
-
-
-def refused(*arguments: str) -> HpcToolkitError:
-    error = call(*arguments).exception
-    assert isinstance(error, HpcToolkitError), repr(error)
-    return error
+call = partial(jobcommands.call, "submit")
+refused = partial(jobcommands.refused, "submit")
 
 
 def sent(programs: Programs) -> list[list[str]]:
@@ -122,40 +107,6 @@ def test_a_dry_run_shows_all_and_leaves_nothing(run: ToyRun, programs: Programs)
     assert Path(copy).read_text() == result.stdout
 
 
-def test_a_campaign_whose_template_was_forgotten_is_refused(programs: Programs) -> None:
-    empty_campaign(Path("toy"))
-
-    error = refused("--run", "toy")
-
-    assert error.message == "toy is a campaign; name the template"
-    assert error.hint == "the template campaign searches; work-queue only adds workers"
-    assert programs.calls("sbatch") == []
-
-
-def test_a_chain_is_jobs_that_wait_for_each_other(run: ToyRun, programs: Programs) -> None:
-    assert call("--jobs", "3", "--dependency", "afterany").stdout == "101\n102\n103\n"
-
-    options = [words[1:-1] for words in sent(programs)]
-    assert options == [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
-    assert [job.job for job in read_jobs(run.paths)] == ["101", "102", "103"]
-
-
-def test_an_array_beyond_slurms_limit_is_split(run: ToyRun, programs: Programs) -> None:
-    Path("small.toml").write_text("max_array_size = 100\n[defaults]\ntime = '5'\n")
-
-    result = call("array", "--array", "0-249%9", "--cluster", "small.toml")
-
-    assert result.stdout == "101\n102\n103\n"
-    assert "sent as 3 arrays, since an index is at most 99 here, and % holds" in result.stderr
-    scripts = [Path(words[-1]).read_text() for words in sent(programs)]
-    assert [line for text in scripts for line in text.splitlines() if "--array=" in line] == [
-        "#SBATCH --array=0-99%9",
-        "#SBATCH --array=0-99%9",
-        "#SBATCH --array=0-49%9",
-    ]
-    assert [job.array for job in read_jobs(run.paths)] == ["0-99%9", "0-99%9", "0-49%9"]
-
-
 def test_a_complete_run_is_refused_unless_forced(run: ToyRun, programs: Programs) -> None:
     worker = run.worker("w")
     worker.claim(run.unit_name(0))
@@ -194,40 +145,6 @@ def test_a_request_that_cannot_be_sent_is_refused_before_anything_is_written(
     assert not run.paths.jobs.exists()
 
 
-def test_a_job_of_which_sbatch_printed_the_id_is_not_sent_twice(
-    run: ToyRun, programs: Programs
-) -> None:
-    failing_node(run, "w", "n3", time.time() - 60)
-    programs.answer("sbatch", "102", code=1, stderr="sbatch: error: x")
-
-    result = call()
-
-    assert isinstance(result.exception, SlurmError)
-    assert "it printed the job id 102" in result.exception.hint
-    assert (
-        "note: 0 of 1 were taken; 'squeue --me' shows whether one more was accepted"
-        in result.stderr
-    )
-    assert len(sent(programs)) == 1
-
-
-def test_inside_a_job_its_variables_stay_out(
-    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs.add("sbatch", 'env > "$0.env"; echo 5')
-    for name in ("SLURM_JOB_ID", "SLURM_CPU_BIND", "SBATCH_ACCOUNT", "PMI_RANK"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-
-    result = call()
-
-    assert (result.stdout, "SBATCH_ACCOUNT" in result.stderr) == ("5\n", False)
-    lines = (programs.root / "sbatch.env").read_text().splitlines()
-    names = {line.partition("=")[0] for line in lines}
-    assert {name for name in names if name.startswith(("SLURM", "SBATCH", "PMI"))} == {"SLURM_CONF"}
-    assert read_jobs(run.paths)
-
-
 def failing_node(
     run: ToyRun, name: str, host: str, at: float, explained: str = "node failure"
 ) -> None:
@@ -237,19 +154,6 @@ def failing_node(
     heir = run.worker(f"heir-{name}")
     heir.claim(run.unit_name(0), 2)
     heir.death(item=0, generation=1, worker=name, host=host, explained=explained)
-
-
-def test_a_node_that_failed_is_left_out_and_that_is_said(run: ToyRun, programs: Programs) -> None:
-    failing_node(run, "w", "n3", time.time() - 60)
-
-    result = call("--nodes", "2", "--sbatch", "exclude=n7")
-
-    assert result.stdout == "101\n"
-    note = "n3 is left out (--no-exclude-failed takes it): it failed under worker w of job 7"
-    assert f"note: {note}\n" in result.stderr
-    ((_, option, _),) = sent(programs)
-    assert option == "--exclude=n7,n3"
-    assert read_jobs(run.paths)[0].excluded == ("n3",)
 
 
 @pytest.mark.parametrize(
@@ -289,36 +193,6 @@ def test_a_sick_node_is_left_out_with_the_reason(run: ToyRun, programs: Programs
     assert sent(programs)[0][1] == "--exclude=n3"
     call("--no-exclude-failed")
     assert len(sent(programs)[1]) == 2
-
-
-def test_the_node_of_a_job_that_slurm_lost_is_left_out(run: ToyRun, programs: Programs) -> None:
-    ended = str(int(time.time()) - 60)
-    line = pending_line("7", State="NODE_FAIL", NodeList="n5", EndTime=ended)
-    programs.answer("squeue", line)
-    record_job(run.paths, RunJob(job="7", name="work-queue"))
-
-    result = call()
-
-    assert "note: n5 is left out" in result.stderr
-    assert "job 7 ended with NODE_FAIL" in result.stderr
-    assert sent(programs)[0][1] == "--exclude=n5"
-
-
-def test_a_node_that_failed_under_an_earlier_start_is_known_by_the_accounting(
-    run: ToyRun, programs: Programs
-) -> None:
-    at = int(time.time()) - 60
-    rest = "me|x|work-queue"
-    programs.answer(
-        "sacct",
-        f"7|7|NODE_FAIL|1:0|{at - 50}|{at - 40}|{at - 30}|n5|{rest}\n"
-        f"7|7|COMPLETED|0:0|{at - 30}|{at - 20}|{at}|n6|{rest}",
-    )
-    programs.answer("squeue", "")
-    record_job(run.paths, RunJob(job="7", name="work-queue"))
-
-    assert "job 7 ended with NODE_FAIL" in call().stderr
-    assert sent(programs)[0][1] == "--exclude=n5"
 
 
 def test_a_script_is_sent_as_it_is(run: ToyRun, programs: Programs) -> None:
@@ -399,54 +273,3 @@ def test_nothing_is_sent_from_a_forbidden_directory(
     assert "strict.toml: forbidden_submit_dirs" in error.message
     assert sent(programs) == []
     assert read_jobs(run.paths) == []
-
-
-def test_a_script_whose_request_was_edited_names_no_run(run: ToyRun, programs: Programs) -> None:
-    shown = call("--dry-run").stdout
-    programs.add("sbatch", "echo 5")
-    text = shown.replace("--run runs/a ", "--run runs/b --nodes x ")
-    Path("own.sbatch").write_text(text)
-
-    error = refused("own.sbatch")
-
-    assert error.message == "own.sbatch: the request in its header was edited"
-    assert "--run" in error.hint
-    assert not read_jobs(run.paths)
-    assert call("own.sbatch", "--run", "runs/a").stdout == "5\n"
-
-
-def test_a_rendered_script_without_a_run_gets_the_only_run_as_its_argument(
-    programs: Programs,
-) -> None:
-    script = Path("own.sbatch").absolute()
-    script.write_text(render_script(ScriptSpec(python="/x/python"), load_cluster("generic")))
-
-    assert refused("own.sbatch").message == "no run is named, and ./runs contains: none"
-    assert sent(programs) == []
-
-    Path("runs").mkdir()
-    run = ToyRun(Path("runs/a"))
-    assert call("own.sbatch").stdout == "101\n"
-    assert [words[-1] for words in sent(programs)] == [str(run.root)]
-
-
-@pytest.mark.parametrize(
-    ("words", "directory"),
-    [
-        (("--job-name", "gpt"), "runs/gpt"),
-        (("--run-dir", "runs/mine"), "runs/mine"),
-        (("--run-dir", "mine", "--sbatch", "chdir={here}/else"), "else/mine"),
-    ],
-)
-def test_a_training_notes_its_job_in_its_directory(
-    programs: Programs, words: tuple[str, ...], directory: str
-) -> None:
-    given = [word.format(here=Path.cwd()) for word in words]
-
-    result = call("train-single-gpu", "--time", "1:00:00", *given, "--", "train.py")
-
-    assert result.stdout == "101\n", repr(result.exception)
-    (job,) = read_jobs(RunPaths(Path(directory)))
-    ((_, script),) = sent(programs)
-    assert (job.job, Path(script)) == ("101", Path.cwd() / directory / job.script)
-    assert "train.py" in Path(script).read_text()

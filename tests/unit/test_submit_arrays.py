@@ -27,11 +27,6 @@ def indices(array: str) -> list[int]:
     return sorted(found)
 
 
-def test_an_array_that_fits_is_left_alone() -> None:
-    assert split_array("0-999%50", 1000) == [Chunk("0-999%50", 0)]
-    assert split_array("3,1,7-9:2", 10) == [Chunk("3,1,7-9:2", 0)]
-
-
 def test_an_array_that_does_not_fit_is_split() -> None:
     assert split_array("0-2500%50", 1000) == [
         Chunk("0-999%50", 0),
@@ -73,8 +68,3 @@ def test_an_array_of_millions_is_refused_with_a_way_out() -> None:
     with pytest.raises(RenderError, match="more than 1000 arrays") as caught:
         split_array("0-4000000", 1000)
     assert "run" in caught.value.hint
-
-
-def test_a_slurm_without_arrays_refuses_one() -> None:
-    with pytest.raises(RenderError, match="this Slurm accepts no arrays"):
-        split_array("0-9", 0)

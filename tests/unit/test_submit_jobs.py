@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit import jobs as jobs_module
 from hpc_toolkit.submit.jobs import (
-    JobStates,
     RunJob,
     known_jobs,
-    log_files,
     own_login,
     read_jobs,
     record_job,
 )
 from hpc_toolkit.submit.standstill import is_stuck, why_waiting
-from hpc_toolkit.system.ranks import RankInfo
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import tree
-from tests.unit.jobcommands import call, refused
+from tests.unit.jobcommands import call
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,46 +164,6 @@ def test_the_job_of_another_with_the_same_id_is_unknown(
     assert "  job 9    unknown (another job has this id, or it was renamed)\n" in result.stdout
 
 
-def test_a_job_that_ended_long_ago_is_not_asked_for_again(
-    toy: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lately = str(int(time.time()) - 5)
-    lines = [
-        pending_line("7", State="COMPLETED", EndTime="1000"),
-        pending_line("8", State="NODE_FAIL", EndTime=lately),
-        pending_line("9", State="RUNNING", EndTime="1000"),
-    ]
-    programs.answer("squeue", "\n".join(lines))
-    for number in "789":
-        record_job(toy.paths, replace(JOB, job=number))
-    states = JobStates(toy.paths)
-    states.read()
-    monkeypatch.setattr(jobs_module, "ASKED_AGAIN_S", 0.0)
-
-    found = states.read()
-
-    first, second = programs.calls("squeue")
-    assert first.endswith(" --jobs=7,8,9")
-    assert second.endswith(" --jobs=8,9")
-    assert [record.state for record in found] == ["COMPLETED", "NODE_FAIL", "RUNNING"]
-
-
-def test_elements_of_an_array_are_summed_up(toy: ToyRun, programs: Programs) -> None:
-    lines = [
-        pending_line("70", ArrayJobID="70", JobArrayID="70_2"),
-        pending_line("71", ArrayJobID="70", JobArrayID="70_1", State="RUNNING", NodeList="n1"),
-    ]
-    programs.answer("squeue", "\n".join(lines))
-    record_job(toy.paths, replace(JOB, job="70", array="1-2"))
-    toy.worker("a", job="71")
-
-    result = call("status", str(toy.root))
-
-    assert [line for line in result.stdout.splitlines() if line.startswith("  job ")] == [
-        "  job 70   RUNNING on n1, of its elements 1 PENDING, 1 RUNNING"
-    ]
-
-
 @pytest.mark.parametrize(
     ("cells", "log", "told"),
     [
@@ -278,40 +234,6 @@ def test_a_reason_becomes_a_sentence_with_a_remedy(
     assert is_stuck(record) is stuck
 
 
-def test_a_log_is_found_by_the_pattern_of_its_job(toy: ToyRun, tmp_path: Path) -> None:
-    folder = tmp_path / "a [b] %j"
-    folder.mkdir()
-    log = folder / "work-queue-7.out"
-    log.write_text("hello\n")
-    (folder / "work-queue-71.out").write_text("another\n")
-    record_job(toy.paths, replace(JOB, cwd=str(folder), log="%x-%j.out"))
-
-    assert log_files(toy.paths, "7") == [log]
-    result = call("logs", str(toy.root), "--job", "7")
-    assert (result.stdout, result.stderr) == ("hello\n", f"--- {log}\n")
-
-
-def test_cancel_takes_the_runs_jobs_in_the_queue_and_no_others(
-    toy: ToyRun, programs: Programs
-) -> None:
-    lines = [
-        pending_line("7"),
-        pending_line("8", State="COMPLETED"),
-        # An id given anew by a cluster that was set up afresh.
-        pending_line("9", Name="somebody-elses"),
-    ]
-    programs.answer("squeue", "\n".join(lines))
-    programs.answer("scancel", "")
-    for number in "789":
-        record_job(toy.paths, replace(JOB, job=number))
-
-    result = call("cancel", str(toy.root), "--yes")
-
-    assert (result.exit_code, result.stdout) == (0, "7\n")
-    assert programs.calls("scancel") == ["7"]
-    assert len(programs.calls("squeue")) == 1
-
-
 @pytest.mark.parametrize(
     ("presence", "cells", "why"),
     [
@@ -345,45 +267,4 @@ def test_cancel_leaves_a_job_alone_that_may_be_anothers(
 
     assert (result.exit_code, result.stdout) == (0, "8\n")
     assert f"job 7 was not cancelled: {why}" in result.stderr
-    assert programs.calls("scancel") == ["8"]
-
-
-def test_a_job_of_a_long_name_is_cancelled_by_what_its_worker_noted(
-    toy: ToyRun, programs: Programs
-) -> None:
-    names = {"7": "x" * 100, "8": "\N{ROCKET}" * 60}
-    lines = [pending_line(job, Name=name) for job, name in names.items()]
-    programs.answer("squeue", "\n".join(lines))
-    programs.answer("scancel", "")
-    for job, name in names.items():
-        environ = {"SLURM_JOB_ID": job, "SLURM_JOB_NAME": name}
-        toy.worker(f"w{job}", job=job, job_name=RankInfo.from_environ(environ).job_name)
-
-    assert call("cancel", str(toy.root), "--yes").stdout == "7\n8\n"
-
-
-def test_cancel_asks_for_an_array_and_not_for_its_elements(toy: ToyRun, programs: Programs) -> None:
-    lines = [pending_line(str(70 + n), ArrayJobID="70", JobArrayID=f"70_{n}") for n in range(3)]
-    programs.answer("squeue", "\n".join(lines))
-    programs.answer("scancel", "")
-    record_job(toy.paths, replace(JOB, job="70", array="0-2"))
-    for n in range(3):
-        toy.worker(f"w{n}", job=f"70_{n}", job_name=JOB.name)
-
-    assert call("cancel", str(toy.root), "--yes").stdout == "70\n"
-    assert call("cancel", str(toy.root), "--job", "70_1", "--yes").stdout == "70_1\n"
-
-    first, second = programs.calls("squeue")
-    assert (first.split()[-1], second.split()[-1]) == ("--jobs=70", "--jobs=70_1")
-
-
-def test_cancel_takes_one_job_by_its_id(toy: ToyRun, programs: Programs) -> None:
-    programs.answer("squeue", "\n".join([pending_line("7"), pending_line("8")]))
-    programs.answer("scancel", "")
-    for number in "78":
-        record_job(toy.paths, replace(JOB, job=number))
-
-    assert call("cancel", str(toy.root), "--job", "8", "--yes").stdout == "8\n"
-    assert programs.calls("scancel") == ["8"]
-    assert "its jobs: 7, 8" in refused("cancel", str(toy.root), "--job", "99", "--yes").hint
     assert programs.calls("scancel") == ["8"]

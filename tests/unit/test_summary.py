@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from hpc_toolkit.campaign.summary import Summary, summarize
-from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.campaigns import summary_lines
-from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, Played, Value, score, toy, value_of
 
@@ -149,38 +145,3 @@ def test_a_score_of_nan_fails_its_evaluation_and_the_search_goes_on(
     assert found.failure is not None
     assert found.failure.endswith(f"on b: {said}")
     assert {row["attempts"] for row in Run.open(fast_dir / "r").table()} == {1}
-
-
-def test_evaluations_that_fail_count_towards_a_budget_of_gpu_hours(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    search = {"policy": "random", "gpu_hours": 3 * EACH_S / 3600, "pending": 1}
-
-    found = outcome(fast_dir / "r", toy(search), monkeypatch, lambda _: {"score": "n/a"})
-
-    assert found.evaluations == 9
-    assert found.best is None
-    assert summary_lines(found)[-3:] == [
-        "best arm        none: no arm has a reward",
-        "failed tasks    9, left out of the means",
-        f"  the first     {found.failure}",
-    ]
-    assert str(found.failure).endswith('on a: {"score": "n/a"}')
-
-
-def test_campaign_status_shows_the_best_arm_once_there_is_one(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    campaign = toy({"policy": "gp-ucb", "budget": 4, "pending": 2})
-
-    def status(root: Path, *words: str) -> str:
-        asked = ["campaign", "status", str(root), *words]
-        return CliRunner().invoke(load_commands("campaign"), asked).stdout
-
-    empty = make_campaign_run(fast_dir / "empty", campaign, ())
-    Played(fast_dir / "done", campaign, monkeypatch, value_of).coordinate()
-
-    assert status(empty.root).endswith("no arm has a reward yet\n")
-    assert json.loads(status(empty.root, "--json"))["summary"] is None
-    assert "\nbest arm        " in status(fast_dir / "done")
-    assert json.loads(status(fast_dir / "done", "--json"))["summary"]["evaluated"] == 4

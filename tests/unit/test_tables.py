@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,41 +97,11 @@ def test_a_column_means_the_same_in_all_rows(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".npz"])
-def test_no_rows_make_a_readable_file(tmp_path: Path, ending: str) -> None:
-    write_table(tmp_path / f"t{ending}", [])
-
-    assert (tmp_path / f"t{ending}").exists()
-
-
-def test_a_table_replaces_the_old_file_whole(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text("old")
-
-    write_table(tmp_path / "t.jsonl", ROWS[:1])
-
-    assert json.loads((tmp_path / "t.jsonl").read_text()) == ROWS[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
-
-
 def test_an_unknown_ending_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown format") as caught:
         writer_for(tmp_path / "t.jsnl")
 
     assert "jsonl" in caught.value.hint
-
-
-def test_parquet_without_its_package_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-
-    with pytest.raises(ConfigError, match="needs pyarrow") as caught:
-        write_table(tmp_path / "t.parquet", ROWS)
-
-    assert "pip install" in caught.value.hint
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

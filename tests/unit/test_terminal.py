@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from hpc_toolkit.cli.screen import split_keys
-from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.clock import Seldom
-from hpc_toolkit.system.terminal import columns, cut, pad, printable, show_error, wrap
-from tests.manualclock import ManualClock
+from hpc_toolkit.system.terminal import columns, cut, pad, printable, wrap
 
 
 @pytest.mark.parametrize("text", ["plain", "näive ångström 日本", 'it\'s "quoted" $5 \\n'])
@@ -65,12 +60,6 @@ def test_a_text_is_wrapped_by_columns(text: str, lines: list[str]) -> None:
     assert wrap(text, 8, indent="  ") == lines
 
 
-def test_an_error_keeps_its_lines_and_loses_its_escapes(capsys: pytest.CaptureFixture[str]) -> None:
-    show_error(ConfigError("first\n\x1b]0;title\x07second", hint="\x1b[2J"))
-
-    assert capsys.readouterr().err == ("error: first\n\\x1b]0;title\\x07second\nhint: \\x1b[2J\n")
-
-
 @pytest.mark.parametrize(
     ("text", "keys"),
     [
@@ -86,20 +75,3 @@ def test_an_error_keeps_its_lines_and_loses_its_escapes(capsys: pytest.CaptureFi
 )
 def test_keys_that_arrive_together_are_told_apart(text: str, keys: list[str]) -> None:
     assert split_keys(text) == keys
-
-
-def test_a_reading_is_kept_for_twenty_times_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, made = ManualClock(), itertools.count()
-    used = iter(float(second) for second in range(100))
-    monkeypatch.setattr("time.process_time", lambda: next(used))
-    one: Seldom[int] = Seldom(clock)
-
-    def read(key: str = "") -> tuple[int, float]:
-        return one.read(lambda: next(made), key)
-
-    assert read() == (0, 0.0)
-    clock.advance(19.0)
-    assert read() == (0, 19.0)
-    clock.advance(1.0)
-    assert read() == (1, 0.0)
-    assert read("other workers") == (2, 0.0)

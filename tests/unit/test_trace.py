@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.results.history import History
-from hpc_toolkit.results.trace import OWN, write_trace
+from hpc_toolkit.results.events import Trace
+from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import create_run
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
 from tests.hostile import HOSTILE
-from tests.toyrun import ToyRun, ToyWorker, spec_of
+from tests.toyrun import ToyWorker, spec_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,9 +24,9 @@ def traced(root: Path, file: Path, stage: str | None = None) -> int:
     from hpc_toolkit.run import Run
 
     run = Run.open(root)
-    history = History(RunView(run.paths, run.manifest))
-    history.refresh()
-    return write_trace(file, history, stage)
+    rows = Trace(RunView(run.paths, run.manifest), stage)
+    write_table(file, rows)
+    return rows.count
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -55,7 +54,7 @@ def test_a_trace_has_the_items_keys_and_then_ours_for_each_attempt(
     assert traced(named, tmp_path / "t.csv") == 3
 
     first, second, third = rows_of(tmp_path / "t.csv")
-    own = ["hpctk.host" if name == "host" else name for name in OWN]
+    own = ["hpctk.host" if name == "host" else name for name in Trace.own]
     assert list(first) == ["seed", "host", "text", *own]
     assert (first["seed"], first["host"], first["hpctk.host"]) == ("0", '{"a": 0}', "n1")
     assert (first["begin"], first["end"], first["seconds"]) == ("102.25", "103.5", "1.25")
@@ -77,53 +76,7 @@ def test_all_formats_have_the_same_rows(named: Path, tmp_path: Path) -> None:
         for name in ("number", "begin", "end", "outcome", "worker", "error"):
             assert row[name] == line[name]
             assert str(row[name]) == cells[name]
-    assert list(lines[0]) == ["item", *OWN]
-
-
-def test_sums_over_a_trace_are_those_of_the_status(fast_dir: Path, tmp_path: Path) -> None:
-    toy = ToyRun(fast_dir / "run", 6, unit=3)
-    first, second = toy.worker("wa"), toy.worker("wb")
-    first.work(toy.unit_name(0), 1, i0="done", i1="failed", i2="done")
-    second.work(toy.unit_name(0), 2, i0="done", i1="done")
-    first.claim(toy.unit_name(3))
-    first.attempt(3)
-    first.journal.append(b'{"type":"done","unit":"items/000001-3","gen')
-    second.claim(toy.unit_name(3), 2)
-    second.death(4, generation=1, worker="wa", evidence="lock")
-    counts = toy.reopen().status().stages["items"]
-
-    traced(toy.root, tmp_path / "t.csv")
-
-    outcomes = [row["outcome"] for row in rows_of(tmp_path / "t.csv")]
-    assert outcomes.count("done") == counts.done == 4
-    assert outcomes.count("duplicate") == counts.duplicates == 1
-    assert sorted(set(outcomes)) == ["done", "duplicate", "failed", "lost"]
-    lost = next(row for row in rows_of(tmp_path / "t.csv") if row["outcome"] == "lost")
-    assert (lost["id"], lost["end"], lost["seconds"], lost["error"]) == (
-        *("4", "", ""),
-        "worker died: lock",
-    )
-
-
-def test_only_one_stage_can_be_traced_and_other_formats_are_refused(
-    named: Path, tmp_path: Path
-) -> None:
-    assert traced(named, tmp_path / "t.jsonl", "other") == 0
-    with pytest.raises(ConfigError, match=r"t\.npz: unknown format '\.npz' of a trace"):
-        traced(named, tmp_path / "t.npz")
-
-
-def test_a_damaged_segment_costs_only_the_keys_of_its_items(named: Path, tmp_path: Path) -> None:
-    (segment,) = (named / "stages" / "items" / "items").iterdir()
-    header, *lines = segment.read_bytes().splitlines(keepends=True)
-    segment.chmod(0o644)
-    segment.write_bytes(
-        header + lines[0] + b"#" * (len(lines[1]) - 1) + b"\n" + b"".join(lines[2:])
-    )
-
-    assert traced(named, tmp_path / "t.csv") == 3
-
-    assert [row["number"] for row in rows_of(tmp_path / "t.csv")] == ["0", "1", "3"]
+    assert list(lines[0]) == ["item", *Trace.own]
 
 
 def test_hostile_texts_survive_every_format(fast_dir: Path, tmp_path: Path) -> None:

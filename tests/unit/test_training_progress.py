@@ -88,32 +88,6 @@ def test_check_fails_after_a_job_that_did_not_complete(
     assert call("status", "runs/gpt", "--check").exit_code == code
 
 
-def test_logs_prints_the_log_of_the_latest_job_that_wrote_one(
-    root: Path, programs: Programs
-) -> None:
-    note(root)
-    note(root, RunJob(**{**asdict(JOB), "job": "8", "submitted": 200.0}))
-    assert refused("logs", "runs/gpt").message == "runs/gpt: the training has not written a log yet"
-    write(Path("slurm/gpt-7.out"), "[rank 0] step 1\n", age_s=5)
-
-    assert call("logs", "runs/gpt").stdout == "[rank 0] step 1\n"
-    assert call("logs", "runs/gpt", "--job", "7").stdout == "[rank 0] step 1\n"
-    assert refused("logs", "runs/gpt", "--job", "8").message == "job 8 has not written a log yet"
-    assert "no job of runs/gpt has the id '9'" in refused("logs", "runs/gpt", "--job", "9").message
-    assert "has no workers and no items" in refused("logs", "runs/gpt", "--item", "0").message
-
-
-def test_cancel_takes_the_jobs_of_a_training(root: Path, programs: Programs) -> None:
-    running(programs)
-    programs.answer("scancel", "")
-    note(root)
-
-    result = call("cancel", "runs/gpt", "--yes")
-
-    assert (result.exit_code, result.stdout) == (0, "7\n"), repr(result.exception)
-    assert programs.calls("scancel")[-1].endswith("7")
-
-
 @pytest.mark.parametrize("words", [("status",), ("logs",), ("cancel", "--yes")])
 def test_a_directory_of_neither_kind_is_refused_as_before(
     root: Path, words: tuple[str, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.queue.assignment import Assignment
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
 from hpc_toolkit.system.processes import readable
-from hpc_toolkit.worker import unitruns
+from hpc_toolkit.worker import unitlines, unitruns
 from hpc_toolkit.worker.attempts import (
     BROKEN,
     CONSECUTIVE_FAILURES,
@@ -28,11 +29,13 @@ from hpc_toolkit.worker.attempts import (
     LOADED,
     LOADING,
     PREFETCHES,
+    UNWRITABLE,
     Report,
 )
 from hpc_toolkit.worker.hosthealth import FailureCount
 from hpc_toolkit.worker.membership import Drain
-from hpc_toolkit.worker.unitruns import Outcome, UnitRunner
+from hpc_toolkit.worker.unitlines import Outcome
+from hpc_toolkit.worker.unitruns import UnitRunner
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
@@ -67,8 +70,10 @@ class FakeExecutor:
                 self._report.result(plain if what == "done" else ValueError("an object"))
             case "failed":
                 self._report.failure(ValueError("wrong"))
-            case "permanent":
-                self._report.failure(PermanentError("no weights"))
+            case "oom" | "permanent":
+                self._report.failure(
+                    MemoryError() if what == "oom" else PermanentError("no weights")
+                )
             case "die":
                 os.close(self._life)
             case "loading":
@@ -89,7 +94,7 @@ class FakeExecutor:
 
     def end(self) -> str:
         self._stage.ends += 1
-        return "killed by SIGKILL"
+        return self._stage.how
 
     def close(self) -> None:
         for fd in (self.results, self._write, self.ended):
@@ -119,6 +124,7 @@ class Stage:
         self.requests: list[dict[str, Any]] = []
         self.lines: list[list[bytes]] = []
         self.stops = self.ends = 0
+        self.how = "killed by SIGKILL"
         self.clock = ManualClock()
         self.drain = Drain(self.clock)
         self.failures = Failures()
@@ -128,11 +134,14 @@ class Stage:
         self.wake, self._wake_write = os.pipe()
         self._executor: FakeExecutor | None = None
         monkeypatch.setattr(unitruns, "Executor", self._make)
-        self.runner = UnitRunner(
-            worker="me",
+        self.runner = self._runner(self.worker)
+
+    def _runner(self, worker: ToyWorker) -> UnitRunner:
+        return UnitRunner(
+            worker=worker.name,
             host="here",
             view=self.view,
-            journal=self.worker.journal,
+            journal=worker.journal,
             clock=self.clock,
             drain=self.drain,
             failures=self.failures,
@@ -142,6 +151,21 @@ class Stage:
             stages=dict,
             look_s=10.0,
         )
+
+    def rename(self) -> list[bytes]:
+        """Go on under another name; return what the journal of the former one may lack."""
+        lines, former = self.worker.journal.unsynced, self.runner
+        self.worker = self.toy.worker("me.0002")
+        self.runner = self._runner(self.worker)
+        former.stop()
+        self.runner.adopt(former)
+        return lines
+
+    def act(self, *acts: str) -> None:
+        """Let the executor answer several times before its worker looks."""
+        assert self._executor is not None
+        for what in acts:
+            self._executor.act(what)
 
     def send(self, kind: bytes, text: bytes) -> None:
         assert self._executor is not None
@@ -169,7 +193,7 @@ class Stage:
         died: tuple[str, Verdict] | None = None,
     ) -> Outcome:
         stage = self.view.stages["items"]
-        assert stage.claims.create(unit, generation, "me")
+        assert stage.claims.create(unit, generation, self.worker.name)
         self.script = list(script)
         assignment = Assignment(stage, stage.unit(unit), generation, died)
         outcome = self.runner.run(assignment)
@@ -178,7 +202,7 @@ class Stage:
 
     def journal(self) -> list[tuple[Any, ...]]:
         """(type, generation, item) of every line."""
-        path = self.toy.paths.journal("me")
+        path = self.toy.paths.journal(self.worker.name)
         lines: list[dict[str, Any]] = []
         for found in JournalReader(path).poll():
             if isinstance(found, UnitRun):
@@ -299,11 +323,77 @@ def test_i1_a_disk_that_fails_ends_the_pass_and_claims_no_result(
     stage.script.clear()
 
 
+def test_i1_another_name_journals_what_the_executor_still_answers_and_runs_the_rest(
+    stage: Stage,
+) -> None:
+    with pytest.raises(OSError, match="Bad file"):
+        stage.run("done", stage.worker.journal.close, "done")
+    carried = b"".join(stage.rename())
+    assert (stage.runner.is_answered, stage.stops) == (True, 1)
+    stage.worker.journal.append(carried)
+    stage.view.poll_journal("me.0002")
+
+    outcome = stage.run("failed", "end stopped", "done", "done", "end", generation=2)
+
+    assert outcome is Outcome.COMPLETE
+    assert [request["positions"] for request in stage.requests] == [[0, 1, 2, 3], [2, 3]]
+    assert stage.journal() == [
+        *(("done", 1, 0), ("done", 1, 1), ("failed", 1, 2)),
+        *(("done", 2, 2), ("done", 2, 3), ("release", 2, None)),
+    ]
+    assert stage.runner.counts.done + stage.runner.counts.failed == 3
+    assert stage.ends == 1, "an item that failed runs again in a fresh process"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_i1_no_line_is_carried_that_names_bytes_which_were_not_synced(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    real = os.fdatasync
+
+    def refuse(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".values"):
+            raise OSError(number, os.strerror(number))
+        real(fd)
+
+    def both() -> None:
+        stage.act("done", "object")
+
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+        stage.run(both)
+
+    (line,) = stage.worker.journal.unsynced
+    assert b'"item":0,' in line
+    # Of what was appended before that sync, another one that succeeds proves nothing.
+    monkeypatch.setattr(os, "fdatasync", real)
+    stage.act("object", "done", "end stopped")
+    stage.rename()
+    stage.run("done", "done", "object", "end", generation=2)
+    lines = stage.journal()
+    assert lines[:1] == [("done", 1, 3)]
+    assert lines[1:] == [*(("done", 2, item) for item in range(3)), ("release", 2, None)]
+
+
+def test_a_result_that_its_value_file_does_not_take_ends_the_name_and_not_the_executor(
+    stage: Stage,
+) -> None:
+    def refused() -> None:
+        stage.act("done")
+        stage.send(UNWRITABLE, str(errno.ENOSPC).encode())
+
+    with pytest.raises(OSError, match="No space left"):
+        stage.run(refused)
+
+    assert stage.journal() == [("done", 1, 0)]
+    assert (stage.runner.is_answered, stage.ends) == (True, 0)
+
+
 def test_the_work_of_reading_a_long_result_grows_with_its_length(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joining what was read at each read took 19 s for 60 MB."""
-    monkeypatch.setattr(unitruns, "_READ", 64)
+    monkeypatch.setattr(unitlines, "_READ", 64)
     length = 15 << 16
     used_s: list[float] = []
 
@@ -386,29 +476,6 @@ def test_i3_the_death_of_the_last_owner_is_written_first_and_explained(stage: St
     assert all(row["attempts"] == 1 for row in stage.toy.rows())
 
 
-def test_the_name_of_an_owner_says_its_host_if_its_file_was_never_seen(stage: Stage) -> None:
-    """On NFS with write delegations, the server shows no file that a dead host was writing."""
-    verdict = Verdict(alive=False, evidence="lease")
-
-    stage.run("done", "done", "done", "done", "end", generation=2, died=("n1-12-0a1b2c", verdict))
-
-    first = next(JournalReader(stage.toy.paths.journal("me")).poll())
-    assert isinstance(first, Line)
-    assert (first.record["worker"], first.record["host"]) == ("n1-12-0a1b2c", "n1")
-
-
-def test_a_pass_behind_a_death_line_is_still_proven_by_its_sum(stage: Stage) -> None:
-    verdict = Verdict(alive=False, evidence="lease")
-    stage.toy.worker("dead").claim("000001-0", 1)
-    stage.view.poll_claims()
-
-    outcome = stage.run("done", "done", "done", "done", "end", generation=2, died=("dead", verdict))
-
-    assert outcome is Outcome.COMPLETE
-    kinds = [type(found) for found in JournalReader(stage.toy.paths.journal("me")).poll()]
-    assert kinds == [Line, UnitRun]
-
-
 def suspect(stage: Stage, item: int, deaths: int, **facts: Any) -> None:
     """Let item ``item`` have killed workers in generations 1, 2, ..."""
     other = stage.toy.worker("other")
@@ -433,25 +500,6 @@ def test_a_killer_is_failed_for_good_and_the_rest_is_run(stage: Stage) -> None:
     assert stage.toy.rows()[1]["attempts"] == 1
 
 
-def test_explained_deaths_make_no_killer(stage: Stage) -> None:
-    suspect(stage, 1, 9, explained="preempted")
-
-    stage.run("done", "done", "done", "done", "end", generation=10)
-
-    assert stage.requests[0]["positions"] == [0, 1, 2, 3]
-
-
-def test_a_retried_killer_runs_again(stage: Stage) -> None:
-    suspect(stage, 1, 5)
-    stage.run("done", "done", "done", "end", generation=6)
-
-    assert stage.toy.reopen().retry() == 1
-    stage.view.poll()
-    stage.run("done", "end", generation=7)
-
-    assert stage.toy.states()[1, 1] == "done"
-
-
 def test_the_taker_suspects_the_item_that_its_owner_ran(stage: Stage) -> None:
     """Item 0 was suspected before, so the dead owner ran it last: item 1 was running."""
     suspect(stage, 0, 1)
@@ -472,22 +520,6 @@ def test_i3_an_interruption_costs_the_running_item_no_attempt(stage: Stage) -> N
 
     assert outcome is Outcome.STOPPED
     assert stage.journal() == [("done", 1, 0), ("release", 1, None)]
-    assert stage.ends == 1
-
-
-def test_an_item_beyond_its_time_fails_and_the_rest_is_asked_for_anew(make: Make) -> None:
-    stage = make(timeout_s=10.0)
-
-    def hang() -> None:
-        stage.clock.advance(11.0)
-
-    outcome = stage.run("done", hang, "done", "done", "end")
-
-    assert outcome is Outcome.COMPLETE
-    assert [request["positions"] for request in stage.requests] == [[0, 1, 2, 3], [2, 3]]
-    assert stage.journal()[1] == ("failed", 1, 1)
-    error = stage.view.paths.journal("me").read_text()
-    assert "took longer than the timeout of 10.0 s" in error
     assert stage.ends == 1
 
 
@@ -526,14 +558,6 @@ def test_the_time_of_a_suspended_job_is_not_an_items_time(
     assert stage.ends == 0
 
 
-def test_code_that_cannot_be_loaded_gives_the_unit_back_and_says_why(stage: Stage) -> None:
-    with pytest.raises(WorkloadError, match="no module 'x'") as caught:
-        stage.run("broken")
-
-    assert caught.value.hint == "install it"
-    assert stage.journal() == [("release", 1, None)]
-
-
 def test_failures_in_a_row_are_looked_at_and_the_rest_runs_if_nothing_is_wrong(
     stage: Stage,
 ) -> None:
@@ -547,16 +571,6 @@ def test_failures_in_a_row_are_looked_at_and_the_rest_runs_if_nothing_is_wrong(
     assert (stage.failures.weight, stage.failures.check_at) == (0, CONSECUTIVE_FAILURES)
 
 
-def test_a_hold_gives_the_rest_of_the_unit_back(stage: Stage) -> None:
-    stage.failures.holds = True
-    stage.failures.check_at = 2
-
-    outcome = stage.run("failed", "failed", "end failing")
-
-    assert (outcome, stage.failures.looked) == (Outcome.HELD, [2])
-    assert [kind for kind, _, _ in stage.journal()] == ["failed", "failed", "release"]
-
-
 def test_a_hold_in_the_middle_of_a_pass_ends_it_before_the_next_item(stage: Stage) -> None:
     def hold() -> None:
         stage.failures.hold = True
@@ -566,14 +580,6 @@ def test_a_hold_in_the_middle_of_a_pass_ends_it_before_the_next_item(stage: Stag
     assert outcome is Outcome.HELD
     assert stage.stops >= 1
     assert [kind for kind, _, _ in stage.journal()] == ["done", "done", "release"]
-
-
-def test_permanent_failures_are_no_failures_in_a_row(stage: Stage) -> None:
-    stage.failures.holds = True
-    stage.failures.check_at = 1
-
-    assert stage.run("permanent", "permanent", "permanent", "done", "end") is Outcome.COMPLETE
-    assert stage.failures.looked == []
 
 
 def test_deaths_are_failures_in_a_row_before_their_item_is_a_killer(stage: Stage) -> None:
@@ -600,19 +606,6 @@ def test_an_items_last_attempt_is_looked_at_before_it_is_made(stage: Stage) -> N
 
 def hints(stage: Stage) -> list[str | None]:
     return [request.get("next_group") for request in stage.requests]
-
-
-def test_an_executor_that_prefetches_is_told_the_group_ahead_once_per_change(stage: Stage) -> None:
-    ahead = iter(['"b"', '"b"', '"c"'])
-    stage.next_group = lambda: next(ahead)
-
-    stage.run("can prefetch", "failed", "failed", "failed", "done", "end")
-    stage.view.poll_journals()
-    stage.run("failed", "failed", "done", "end", generation=2)
-    stage.view.poll_journals()
-    stage.run("failed", "failed", "end", generation=3)
-
-    assert hints(stage) == ['"b"', None, '"c"']
 
 
 @pytest.mark.parametrize(
@@ -648,27 +641,92 @@ def test_what_may_have_killed_an_executor_is_named_to_no_other(make: Make) -> No
     assert hints(stage) == ['"b"', '"c"', None, None, '"d"']
 
 
-def test_a_unit_in_which_an_executor_died_is_run_without_any_prefetch(make: Make) -> None:
-    """Of the groups within a unit the executor prefetches one after the other, untold."""
-    stage = make(8)
-    ahead = iter(['"b"', '"c"', '"d"'])
-    stage.next_group = lambda: next(ahead)
-    stage.run("can prefetch", "failed", "die")
-
-    for generation in (2, 3):
-        stage.view.poll_journals()
-        stage.run("failed", "failed", "failed", "failed", "end", generation=generation)
-    stage.run("done", "done", "done", "done", "end", unit="000001-4")
-
-    allowed = [request.get("prefetch", True) for request in stage.requests]
-    assert allowed == [True, False, False, True]
-    assert hints(stage) == ['"b"', None, None, '"c"']
+OOM = {"on": "oom", "memory": "x2", "up_to": 4}
+LATE = {"on": "timeout", "time": "x2", "up_to": 35}
 
 
-def test_what_a_timeout_cut_short_is_named_anew(make: Make) -> None:
-    stage = make(timeout_s=10.0)
-    stage.next_group = lambda: '"b"'
+def test_an_item_that_the_kernel_killed_for_its_memory_is_an_attempt_and_not_a_death(
+    make: Make,
+) -> None:
+    stage = make(needs={"memory": 1}, retry=OOM)
+    stage.how = "killed by SIGKILL, out of memory"
 
-    stage.run("can prefetch", "done", lambda: stage.clock.advance(11.0), "done", "done", "end")
+    stage.run("done", "die", "oom", "done", "end")
 
-    assert hints(stage) == ['"b"', '"b"']
+    assert stage.journal() == [
+        ("done", 1, 0),
+        ("failed", 1, 1),
+        ("failed", 1, 2),
+        ("done", 1, 3),
+        ("release", 1, None),
+    ]
+    stage.view.poll()
+    toy = stage.view.stages["items"].state
+    assert toy.deaths == 0
+    assert toy.growths("000001-0") == {1}
+    (line,) = [one for one in _records(stage) if one.get("item") == 1]
+    assert (line["oom"], line["error"]) == (True, "executor killed by SIGKILL, out of memory")
+    # The next results show nothing of the host's health.
+    assert stage.failures.weight == 0
+
+
+def test_without_a_retry_such_an_item_is_suspected_as_before(make: Make) -> None:
+    stage = make()
+    stage.how = "killed by SIGKILL, out of memory"
+
+    assert stage.run("die") is Outcome.DIED
+
+    (death,) = [one for one in _records(stage) if one["type"] == "death"]
+    assert death["evidence"] == "executor killed by SIGKILL, out of memory"
+
+
+def test_an_item_whose_worker_slurm_killed_for_its_memory_gets_more(make: Make) -> None:
+    stage = make(needs={"memory": 1}, retry=OOM)
+    verdict = Verdict(alive=False, evidence="slurm, out of memory", host="there")
+    assert stage.view.stages["items"].claims.create("000001-0", 1, "gone")
+
+    stage.run("done", "done", "done", "end", generation=2, died=("gone", verdict))
+
+    assert stage.journal()[0] == ("failed", 2, 0)
+    stage.view.poll_journal("me")
+    state = stage.view.stages["items"].state
+    assert (state.pending("000001-0"), state.growths("000001-0"), state.deaths) == ([0], {1}, 0)
+
+
+def test_items_that_need_more_than_the_worker_has_are_left_pending(make: Make) -> None:
+    stage = make(needs={"memory": 1}, retry=OOM)
+    stage.run("oom", "done", "failed", "done", "end")
+    stage.view.poll_journal("me")
+    stage.runner.holds = lambda _stage, growth: growth < 1
+
+    stage.run("done", "end", generation=2)
+
+    assert stage.requests[-1]["positions"] == [2]
+    stage.view.poll_journal("me")
+    assert stage.view.stages["items"].state.pending("000001-0") == [0]
+
+
+def test_an_item_has_more_time_after_each_timeout_up_to_the_limit(make: Make) -> None:
+    stage = make(items=1, timeout_s=10.0, retry=LATE, max_attempts=2)
+
+    def second() -> None:
+        stage.clock.advance(1.0)
+
+    for generation, limit in enumerate([10, 20, 35, 35], 1):
+        assert stage.view.stages["items"].state.open
+        stage.run(*[second] * (limit + 1), generation=generation)
+        stage.view.poll_journal("me")
+
+    assert not stage.view.stages["items"].state.open
+    errors = [one["error"] for one in _records(stage) if one["type"] == "failed"]
+    assert [error.partition(" of ")[2] for error in errors] == [
+        "10.0 s",
+        "20.0 s",
+        "35.0 s",
+        "35.0 s",
+    ]
+
+
+def _records(stage: Stage) -> list[dict[str, Any]]:
+    path = stage.toy.paths.journal("me")
+    return [line.record for line in read_lines(path, 0, path.stat().st_size)]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from hpc_toolkit import cli
 from hpc_toolkit.cli.working import monitored, read_shares, with_snapshots
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.snapshots import write_snapshot
-from hpc_toolkit.run import Run
 from hpc_toolkit.system.binding import Shares, limit_memory
 from hpc_toolkit.system.ranks import RankInfo
 from tests.toyrun import ToyRun
+from tests.unit.jobcommands import call
 
 ALONE = RankInfo()
 IN_STEP = RankInfo(in_step=True, local_rank=1, rank=1, world_size=2)
@@ -24,7 +21,7 @@ IN_STEP = RankInfo(in_step=True, local_rank=1, rank=1, world_size=2)
 
 def called(*words: object) -> tuple[int, str]:
     """Exit code and message of a command that is called in this process."""
-    ended = CliRunner().invoke(cli.load_commands(str(words[0])), list(map(str, words)))
+    ended = call(*words)
     error = ended.exception
     if error is not None and not isinstance(error, SystemExit):
         return 1, str(error)
@@ -40,13 +37,6 @@ def test_shares_are_read_and_a_rank_of_slurm_takes_its_memory_alone(
     assert os.environ["HPCTK_MEMORY_PER_WORKER"] == ""
     assert read_shares(None, None, "1G", IN_STEP) == Shares(memory_bytes=1 << 30)
     assert os.environ["HPCTK_MEMORY_PER_WORKER"] == str(1 << 30)
-
-
-@pytest.mark.parametrize(("given", "option"), [((1, None), "cpus"), ((None, 0.0), "gpus")])
-def test_what_srun_gives_is_not_given_again(given: tuple[Any, Any], option: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{option}-per-worker: srun has given") as caught:
-        read_shares(*given, None, IN_STEP)
-    assert f"--{option}-per-task" in caught.value.hint
 
 
 def test_the_limit_of_memory_holds_in_a_process_and_raises_there() -> None:
@@ -84,24 +74,6 @@ def test_the_monitor_is_one_of_each_node_and_only_where_it_is_wanted(
         monitored(run.paths, ALONE, "1s", wanted=False),
     ):
         pass
-
-
-def test_a_last_snapshot_is_taken_however_the_work_ends(tmp_path: Path) -> None:
-    run = ToyRun(tmp_path / "run").reopen()
-    pattern = str(tmp_path / "s-{done}.json")
-
-    def fail() -> None:
-        with with_snapshots(run, ALONE, pattern, None) as look:
-            assert look is not None
-            look()
-            assert not (tmp_path / "s-0.json").exists()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert (tmp_path / "s-0.json").exists()
-    with with_snapshots(run, ALONE, None, None) as look:
-        assert look is None
 
 
 @pytest.mark.parametrize(
@@ -148,33 +120,3 @@ def test_init_refuses_what_a_snapshot_does_not_go_with(
     assert code == 1
     assert match in message
     assert not (tmp_path / "again").exists()
-
-
-def test_init_changes_single_options_of_a_snapshots_workload(tmp_path: Path) -> None:
-    flaky = "hpc_toolkit.science.workloads.synthetic:Flaky"
-    run = Run.create(tmp_path / "run", [{"id": 1}], workload=flaky, options={"seed": 1})
-    write_snapshot(tmp_path / "s.json", run.snapshot())
-    words = ("--from", tmp_path / "s.json", "--option", "fail=0.5", "--open")
-
-    code, _ = called("init", tmp_path / "again", *words)
-    made = Run.open(tmp_path / "again")
-
-    assert code == 0
-    assert made.manifest.stages[0].workload.options == {"seed": 1, "fail": 0.5}
-    assert made.manifest.stages[0].max_attempts == 3
-    assert not made.status().stages["items"].sealed
-
-
-def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run", 3, unit=3)
-    toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
-    write_snapshot(tmp_path / "s.json", toy.reopen().snapshot())
-    expected = '2 rows of 3 items, 0 computed again: 1 missing\n  missing       {"id": 2}\n'
-
-    for source in (toy.root, tmp_path / "s.json"):
-        assert called("gather", "--check", source) == (1, expected)
-    code, printed = called("gather", toy.root, "--check", "--recompute", 2, "--json")
-    assert code == 1
-    assert '"recomputed": 2' in printed
-    assert "value.id was null, is 0" in printed
-    assert "are for --recompute" in called("gather", toy.root, "--check", "--tolerance", "1e-3")[1]

@@ -1,4 +1,4 @@
-"""Which files of a directory are a checkpoint, and which a trainer left beside them."""
+"""The files of a checkpoint that loading reads, and that are in memory before it does."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import re
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.science.workloads import checkpoints
 from hpc_toolkit.science.workloads.checkpointfiles import SETTINGS, checkpoint_files, weight_names
+from hpc_toolkit.science.workloads.checkpoints import prefetch_checkpoint
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -92,26 +95,6 @@ def test_weights_that_are_missing_are_an_error_that_names_them(tmp_path: Path) -
         checkpoint_files(write(tmp_path, "config.json"))
 
 
-def test_a_links_size_is_that_of_what_it_leads_to(tmp_path: Path) -> None:
-    blobs = write(tmp_path / "blobs", "4f5e")
-    snapshot = write(tmp_path / "snapshot", "config.json")
-    (snapshot / WHOLE).symlink_to("../blobs/4f5e")
-    (snapshot / "lost.json").symlink_to("../blobs/nothing")
-    os.truncate(blobs / "4f5e", 1234)
-
-    assert [(file.name, file.size) for file in checkpoint_files(snapshot)] == [
-        ("config.json", 11),
-        (WHOLE, 1234),
-    ]
-
-
-def test_what_is_no_regular_file_is_left_out(tmp_path: Path) -> None:
-    write(tmp_path, "config.json", WHOLE, "directory.json/file")
-    os.mkfifo(tmp_path / "pipe.json")
-
-    assert names(tmp_path) == ["config.json", WHOLE]
-
-
 def test_every_file_that_a_tokenizer_of_transformers_reads_is_part_of_a_checkpoint() -> None:
     found = find_spec("transformers")
     if found is None or found.origin is None:
@@ -126,3 +109,40 @@ def test_every_file_that_a_tokenizer_of_transformers_reads_is_part_of_a_checkpoi
 
     assert len(read) > 10
     assert not [n for n in read if not any(fnmatchcase(n, pattern) for pattern in SETTINGS)]
+
+
+def test_files_of_a_checkpoint_are_read_to_their_end(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's own readahead stops early in a large file."""
+    directory = fast_dir / "step1"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(bytes(3 * 2**20 + 5))
+    (directory / "optimizer.pt").write_bytes(bytes(1000))
+    monkeypatch.delenv("HPCTK_NODE_CACHE", raising=False)
+    sizes: list[int] = []
+    real = os.readv
+
+    def readv(fd: int, buffers: Any) -> int:
+        sizes.append(real(fd, buffers))
+        return sizes[-1]
+
+    monkeypatch.setattr(os, "readv", readv)
+
+    prefetch_checkpoint(fast_dir, "step1")
+
+    assert sum(sizes) == 2 + 3 * 2**20 + 5
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_fifo_in_the_place_of_a_file_is_passed_by(fast_dir: Path, held: bool) -> None:
+    """To open one waits for who writes it, for ever; to read one for what is written."""
+    path = fast_dir / "model.safetensors"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR) if held else None
+    try:
+        checkpoints._read_ahead(path)
+    finally:
+        if writer is not None:
+            os.close(writer)

@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hpc_toolkit.science.workloads import embeddings
 from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings, digest_of_checkpoint
 from hpc_toolkit.science.workloads.onepass import BatchSize
@@ -87,21 +86,6 @@ def test_what_embeddings_depend_on_is_in_their_name(
     assert len(files(tmp_path)) == 2
 
 
-def test_layers_of_different_widths_are_found_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    widths = (2, 5, 3)
-    Lengths(tmp_path, widths=widths).of(TEXTS, 0)
-    model = Lengths(tmp_path, widths=widths)
-
-    found = [model.of(TEXTS, layer) for layer in range(LAYERS)]
-
-    for layer, width in enumerate(widths):
-        assert found[layer].tolist() == [[len(text) + 100.0 * layer] * width for text in TEXTS]
-    assert model.asked == []
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_rows_that_other_tasks_get_as_well_cannot_be_written_to(tmp_path: Path, kept: bool) -> None:
     Lengths(tmp_path).of(TEXTS, 1)
@@ -150,33 +134,6 @@ def test_damaged_file_is_told_of_and_written_again(
     caplog.clear()
     assert Lengths(tmp_path).of(TEXTS, 1).tolist() == found.tolist()
     assert not caplog.records
-
-
-def test_directory_that_cannot_be_written_costs_the_copy_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-
-    found = Lengths(tmp_path / "file" / "cache").of(TEXTS, 1)
-
-    assert found[0, 0] == 107
-    assert "is not kept" in caplog.text
-
-
-def test_long_list_is_embedded_in_parts_which_are_found_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embeddings, "LIST_BYTES", 2 * 4 * LAYERS * WIDTH)
-    model = Lengths(tmp_path)
-    texts = ["x" * length for length in range(1, 6)]
-
-    found = model.of(texts, 2)
-    again = Lengths(tmp_path).of(texts[:2], 2)
-
-    assert model.asked == [2, 2, 1]
-    assert found[:, 0].tolist() == [201, 202, 203, 204, 205]
-    assert again[:, 0].tolist() == [201, 202]
-    assert len(files(tmp_path)) == 3
 
 
 def test_checkpoints_with_other_bytes_or_names_have_other_digests(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import sys
 from collections.abc import Iterator
@@ -126,20 +125,6 @@ def test_a_file_that_was_written_again_is_read_again(source: Path) -> None:
         result(source, "first")
 
 
-def test_a_file_that_was_imported_by_others_and_written_again_is_read_again(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What was compiled tells which version was imported.
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    write(source, "first", 1)
-    sys.path.insert(0, str(source.parent))
-    importlib.import_module(source.stem)
-
-    write(source, "first", 2)
-
-    assert result(source, "first") == {"value": 2}
-
-
 def test_a_file_that_was_written_again_with_a_mistake_is_refused(source: Path) -> None:
     write(source, "first", 1)
     assert result(source, "first") == {"value": 1}
@@ -149,14 +134,6 @@ def test_a_file_that_was_written_again_with_a_mistake_is_refused(source: Path) -
     for _ in range(2):
         with pytest.raises(WorkloadError, match="cannot be imported: SyntaxError"):
             result(source, "first")
-
-
-def test_a_file_that_did_not_change_is_read_once(source: Path) -> None:
-    source.write_text("import itertools\ncounted = itertools.count()\n\n\ndef first(item):\n")
-    with source.open("a") as file:
-        file.write("    return {'value': next(counted)}\n")
-
-    assert [result(source, "first")["value"] for _ in range(2)] == [0, 1]
 
 
 @pytest.mark.parametrize("inside", ["", "outer", "outer.inner", "outer.inner.third"])

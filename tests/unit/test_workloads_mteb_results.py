@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.science.workloads.mteb_results import (
+from hpc_toolkit.science.workloads.mteb_tasks import (
     main_error,
     model_of,
-    plain,
-    result_of,
     write_results,
 )
 
@@ -38,25 +35,6 @@ def test_error_is_that_of_the_mean_of_repetitions() -> None:
     assert main_error(of_clusterings, "v_measure") == pytest.approx(expected)
 
 
-def test_error_of_several_subsets_is_that_of_their_mean() -> None:
-    entry = {"scores_per_experiment": [{"f1": x} for x in (0.1, 0.3)]}
-
-    assert main_error(result(entry, entry), "f1") == pytest.approx(0.1 / math.sqrt(2))
-
-
-def test_score_that_was_not_repeated_has_no_error() -> None:
-    twice = {"scores_per_experiment": [{"ap": 0.4}, {"ap": 0.5}]}
-    other = {"scores_per_experiment": [{"f1": 0.4}, {"f1": 0.5}]}
-    once = {"scores_per_experiment": [{"ap": 0.4}]}
-
-    for entries in ([], [{"ap": 0.4}], [once], [other], [twice, {"ap": 0.4}]):
-        assert main_error(result(*entries), "ap") is None
-
-
-def test_what_json_does_not_have_is_null() -> None:
-    assert plain({"a": [math.nan, (1, math.inf)], 2: "x"}) == {"a": [None, [1, None]], "2": "x"}
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "model"),
     [
@@ -70,12 +48,6 @@ def test_layer_of_a_checkpoint_is_a_model_of_its_own(
     checkpoint: str, model: tuple[str, str]
 ) -> None:
     assert model_of(checkpoint, 3) == model
-
-
-def test_value_of_mteb_is_handed_on_as_it_is() -> None:
-    told = {"task_name": "STSBenchmark", "scores": {}}
-
-    assert result_of("own:Task", {**VALUE, "mteb": told}, seconds=1) is told
 
 
 def test_rows_with_a_score_are_written_and_others_left_out(tmp_path: Path) -> None:

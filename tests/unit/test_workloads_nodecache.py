@@ -6,19 +6,16 @@ import logging
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from hpc_toolkit.rundir import files
-from hpc_toolkit.science.workloads import nodecache
+from hpc_toolkit.science.workloads import checkpointfiles
+from hpc_toolkit.science.workloads.checkpointfiles import local_copy
 from hpc_toolkit.science.workloads.checkpoints import prefetch_checkpoint
-from hpc_toolkit.science.workloads.nodecache import local_copy
 
 Shared = Callable[..., Path]
 Disk = Callable[[int], None]
@@ -50,7 +47,7 @@ def node(fast_dir: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_was_said_yet() -> None:
-    nodecache._warn.cache_clear()
+    checkpointfiles._warn.cache_clear()
 
 
 @pytest.fixture
@@ -234,22 +231,6 @@ def test_a_disk_that_would_be_full_or_of_which_no_tenth_would_stay_free_takes_no
     assert copy_of(other) == other
 
 
-def test_files_that_change_while_they_are_copied_are_not_kept(
-    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = shared()
-    real = files.write_new
-
-    def write_new(path: Path, chunks: Any) -> None:
-        real(path, chunks)
-        (source / "config.json").write_text("meanwhile")
-
-    monkeypatch.setattr(files, "write_new", write_new)
-
-    assert copy_of(source) == source
-    assert copies(node) == set()
-
-
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
@@ -342,135 +323,9 @@ def test_what_the_cache_did_not_make_is_never_deleted(
     assert [path.read_text() for path in theirs] == [path.name for path in theirs]
 
 
-def test_a_copy_that_can_never_fit_deletes_none(
-    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, warned: Warned
-) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "5000B")
-    for number in range(3):
-        with local_copy(shared(f"step{number}")):
-            pass
-    before = copies(node)
-    huge = shared("huge", size=10_000)
-
-    assert copy_of(huge) == huge
-
-    assert len(before) == 3
-    assert copies(node) == before
-    (said,) = warned()
-    assert "no room for 10006 bytes" in said
-
-
-@pytest.mark.parametrize("limited", [True, False])
-def test_room_is_taken_before_the_copy_is_made(
-    shared: Shared, node: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, limited: bool
-) -> None:
-    first, second = shared("step1"), shared("step2")
-    if limited:
-        monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500B")
-    else:
-        disk(2500)
-    real = files.write_new
-    beside: list[Path] = []
-
-    def write_new(path: Path, chunks: Any) -> None:
-        if not beside:
-            beside.append(path)
-            thread = threading.Thread(target=lambda: beside.append(copy_of(second)))
-            thread.start()
-            thread.join()
-        real(path, chunks)
-
-    monkeypatch.setattr(files, "write_new", write_new)
-
-    assert copy_of(first).parent == node
-    assert beside[1] == second
-
-
 def copy_of(source: Path) -> Path:
     with local_copy(source) as copy:
         return copy
-
-
-def test_those_who_wait_for_one_that_stands_still_read_from_the_share(
-    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, warned: Warned
-) -> None:
-    monkeypatch.setattr(nodecache, "_PATIENCE_S", 0.01)
-    source = shared()
-    name = copy_of(source).name
-    (node / name).rename(node / f".{name}")
-
-    with ExitStack() as stack:
-        thread = threading.Thread(
-            target=lambda: stack.enter_context(FileLock(node / f"{name[:32]}.lock"))
-        )
-        thread.start()
-        thread.join()
-        assert copy_of(source) == source
-
-    assert "could not be acquired" in warned()[0]
-
-
-def test_a_copy_that_lacks_files_is_left_to_those_who_read_it(shared: Shared) -> None:
-    source = shared()
-
-    with local_copy(source) as copy:
-        (copy / "config.json").unlink()
-        assert copy_of(source) == source
-        assert (copy / "model.safetensors").is_file()
-
-    assert copy_of(source) == copy
-
-
-def test_half_made_copies_make_room_before_whole_ones(
-    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500B")
-    whole, half = copy_of(shared("step1")), copy_of(shared("step2"))
-    half.rename(half.with_name(f".{half.name}"))
-
-    made = copy_of(shared("step3"))
-
-    assert copies(node) == {whole.name, made.name}
-
-
-def test_a_copy_with_other_sizes_than_were_listed_is_not_kept(
-    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = shared()
-    real = files.write_new
-    monkeypatch.setattr(
-        files, "write_new", lambda path, chunks: real(path, [b"".join(chunks)[:-1]])
-    )
-
-    assert copy_of(source) == source
-    assert copies(node) == set()
-
-
-def test_local_links_to_shared_files_are_copied(
-    shared: Shared, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = shared()
-    links = fast_dir / "links"
-    links.mkdir()
-    for path in source.iterdir():
-        (links / path.name).symlink_to(path)
-    told = files.is_local
-    monkeypatch.setattr(files, "is_local", lambda path: told(path.resolve()))
-
-    with local_copy(links) as copy:
-        assert copy != links
-        assert not (copy / "model.safetensors").is_symlink()
-        assert content(copy) == content(source)
-
-
-def test_no_lock_is_held_once_a_copy_is_closed(shared: Shared, node: Path) -> None:
-    with local_copy(shared()):
-        assert len(list(node.glob("*.pin"))) == 1
-
-    assert not list(node.glob("*.pin"))
-    with ExitStack() as stack:
-        for path in node.glob("*lock"):
-            stack.enter_context(FileLock(path, timeout=0))
 
 
 def test_prefetching_copies_what_the_load_then_finds(

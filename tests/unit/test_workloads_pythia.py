@@ -13,10 +13,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.science.workloads.pythia import (
     REVISIONS,
-    SIZES,
-    SUSPECT,
     parse_layers,
-    parse_sizes,
     parse_steps,
     pythia_items,
     suspects,
@@ -117,40 +114,12 @@ def test_layers_that_a_size_does_not_have_are_refused(text: str, message: str) -
         parse_layers(text, "14m")
 
 
-def test_sizes_are_named_once_each_in_the_order_given() -> None:
-    assert parse_sizes("410M, 14m,410m") == ["410m", "14m"]
-    assert parse_sizes("all") == list(SIZES)
-    with pytest.raises(ConfigError, match="no Pythia model of size '14n'") as caught:
-        parse_sizes("70m,14n")
-    assert caught.value.hint == "did you mean '14m'?"
-
-
-def test_error_comes_before_the_first_item() -> None:
-    with pytest.raises(ConfigError, match="pythia-14m has the layers 0 to 6"):
-        pythia_items(["410m", "14m"], [0], "24")
-
-
 def test_deduplicated_twins_are_named_and_those_without_one_refused() -> None:
     assert [item["checkpoint"] for item in pythia_items(["1b"], [0], "last", deduped=True)] == [
         "EleutherAI/pythia-1b-deduped@step0"
     ]
     with pytest.raises(ConfigError, match="pythia-31m has no deduplicated version"):
         pythia_items(["1b", "31m"], [0], deduped=True)
-
-
-def test_checkpoints_may_be_directories() -> None:
-    found = list(pythia_items(["14m"], [0, 512], "last", checkpoint="pythia-{size}/step{step}"))
-
-    assert [item["checkpoint"] for item in found] == ["pythia-14m/step0", "pythia-14m/step512"]
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [("pythia@step{step}", "no {size}"), ("x", "no {size} and {step}"), ("{size", "expected '}'")],
-)
-def test_template_that_makes_one_checkpoint_of_many_is_refused(template: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        pythia_items(["14m"], [0], checkpoint=template)
 
 
 def test_checkpoints_that_are_reported_wrong_are_warned_of_and_still_listed() -> None:
@@ -160,10 +129,3 @@ def test_checkpoints_that_are_reported_wrong_are_warned_of_and_still_listed() ->
     assert result.stderr.startswith("warning: pythia-12b at step 50000: embeddings")
     assert "issues/206" in result.stderr
     assert list(suspects(["2.8b"], [66_000])) == []
-
-
-def test_reports_name_checkpoints_that_exist() -> None:
-    assert [len(one.steps) for one in SUSPECT] == [2, 85, 2]
-    for one in SUSPECT:
-        assert one.steps <= set(REVISIONS)
-        assert one.sizes <= set(SIZES)

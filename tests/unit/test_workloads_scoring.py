@@ -50,17 +50,6 @@ def test_similarity_follows_the_order_of_centred_cosines() -> None:
     assert opposite.score == pytest.approx(-1)
 
 
-def test_similarity_counts_texts_as_independent_where_pairs_share_them() -> None:
-    rows = RNG.normal(size=(30, 5))
-    every = [(i, j, float(RNG.normal())) for i in range(30) for j in range(i)]
-
-    score = text_tasks.similarity(rows, every)
-
-    rho = score.score
-    assert score.n == 435
-    assert score.stderr == pytest.approx((1 - rho**2) * math.sqrt((1 + rho**2 / 2) / 27))
-
-
 @pytest.mark.parametrize(("better", "expected"), [(0, 1.0), (1, 1 / math.log2(3)), (10, 0.0)])
 def test_retrieval_discounts_by_the_rank_of_the_one_relevant_document(
     better: int, expected: float
@@ -112,19 +101,6 @@ def test_error_of_pairs_is_that_of_drawing_pairs_again() -> None:
     assert text_tasks.pair_classification(*pairs_of(scores, truth)).stderr == pytest.approx(
         np.std(again), rel=0.15
     )
-
-
-def test_pairs_that_share_a_text_say_less_than_as_many_that_do_not() -> None:
-    truth = np.repeat(RNG.random(40) < 0.4, 10)
-    quality = np.repeat(RNG.normal(size=40), 10)
-    scores = np.clip(0.2 * truth + 0.2 * quality + 0.01 * RNG.normal(size=400), -0.95, 0.95)
-    rows, apart = pairs_of(scores, truth)
-    shared = [(20 * (i // 20), j, same) for i, j, same in apart]  # all first texts are equal
-
-    alone, together = (text_tasks.pair_classification(rows, pairs) for pairs in (apart, shared))
-
-    assert together.score == pytest.approx(alone.score)
-    assert together.stderr > 2 * alone.stderr
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -34,17 +34,6 @@ def test_one_word_in_ten_is_changed_and_all_else_stays() -> None:
         assert abs(len(changed) - len(TEXT)) <= round(0.1 * len(TEXT.split()))
 
 
-def test_every_way_of_changing_a_word_is_taken() -> None:
-    views = {augment("window", view) for view in range(200)}
-
-    assert any(" " in view for view in views)
-    assert any(sorted(view) == sorted("window") and " " not in view for view in views)
-    assert any(len(view) == 6 and sorted(view) != sorted("window") for view in views)
-    for view in views:
-        assert view != "window"
-        assert re.fullmatch(r"[a-z ]{6,7}", view)
-
-
 @given(st.text(), st.integers(0, 20))
 def test_a_view_has_no_fewer_letters_than_its_text(text: str, view: int) -> None:
     changed = augment(text, view)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hpc_toolkit.bandit.asktell import RULES, TASK_RULES, make_policy, round_options, rule_of
-from hpc_toolkit.bandit.bench.replay import Asks, replay
-from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
+from hpc_toolkit.bandit import asktell
+from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable, Trace, replay
+from hpc_toolkit.bandit.rules.gp import OptunaTpe
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hpc_toolkit.bandit.asktell import Policy
-    from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
-
-    OnSearch = Callable[["Entrant", int], None]
+OnSearch = Callable[["Entrant", int], None]
 
 KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
 """Arguments of ``make_policy`` that a comparison sets itself."""
@@ -55,7 +50,7 @@ class Entrant:
         option.
         """
         name, *words = text.strip().split(":")
-        rule_of(name)  # a ConfigError for an unknown one
+        asktell.rule_of(name)  # a ConfigError for an unknown one
         options: dict[str, Any] = {}
         for word in words:
             option, equals, value = word.partition("=")
@@ -68,19 +63,21 @@ class Entrant:
     @property
     def in_parts(self) -> bool:
         """Whether the policy requests an arm's tasks in parts."""
-        return self.name in TASK_RULES
+        return self.name in asktell.TASK_RULES
 
-    def make(self, table: ScoreTable, seed: int, asks: Asks) -> Policy:
+    def make(self, table: ScoreTable, seed: int, asks: Asks) -> asktell.Policy:
         """Create the policy for a search on a table.
 
         A policy that decides in rounds gets the options of :func:`asktell.round_options`.
         """
         in_rounds = asks.kind == "rounds"
-        options = round_options(self.name, self.options, asks.size) if in_rounds else self.options
+        options = (
+            asktell.round_options(self.name, self.options, asks.size) if in_rounds else self.options
+        )
         # Metrics that the policy does not use would change the distances between groups.
         measured = options.get("features", "geometry") != "geometry"
         arms = table.measured_arms if measured else table.arms
-        return make_policy(self.name, arms, seed, tasks=table.tasks, **options)
+        return asktell.make_policy(self.name, arms, seed, tasks=table.tasks, **options)
 
 
 def entrants(text: str) -> list[Entrant]:
@@ -89,7 +86,7 @@ def entrants(text: str) -> list[Entrant]:
     Raises ConfigError for an unknown policy and for a policy that is named twice.
     """
     words: list[str] = []
-    installed = [*RULES, *TASK_RULES]
+    installed = [*asktell.RULES, *asktell.TASK_RULES]
     if find_spec("optuna") is None:
         installed.remove(OptunaTpe.name)
     for word in text.split(","):
@@ -222,11 +219,7 @@ def _summary(entrant: Entrant, traces: Sequence[Trace], plan: Plan) -> dict[str,
             for name, spent in costs.items()
         }
     exact = [len(t.known) > 0 and t.known[-1] >= _goal_of(t.table, 1.0) for t in traces]
-    return {
-        "searches": len(traces),
-        "to_goal": to_goal,
-        "ended": {"exact": float(np.mean(exact))},
-    }
+    return {"searches": len(traces), "to_goal": to_goal, "ended": {"exact": float(np.mean(exact))}}
 
 
 def _goal_key(share: float) -> str:

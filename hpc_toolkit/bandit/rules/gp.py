@@ -1,22 +1,28 @@
-"""Rules that learn from features: the initial arms, and choices by a Gaussian process."""
+"""Rules that learn from features: the initial arms, then a Gaussian process or Optuna's TPE."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from hpc_toolkit.bandit import rule
 from hpc_toolkit.bandit.arms import FEATURES, columns
-from hpc_toolkit.bandit.policy import Bools, Floats, Proposal
+from hpc_toolkit.bandit.policy import Bools, Floats, Indices, Proposal
 from hpc_toolkit.bandit.regression import Posterior, Surfaces, column_scales, fit
-from hpc_toolkit.bandit.rule import Rule, Stream, drawn, first_best, number_option, word_option
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.installation import how_to_add
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit.rule import History
+    import optuna
 
 
 EACH = "each"
@@ -35,37 +41,37 @@ def space_filling_order(points: Floats, seed: int, n: int) -> list[int]:
     count = min(n, len(points))
     if count == 0:
         return []
-    order = [int(np.random.default_rng([seed, Stream.FIRST_ARM]).integers(len(points)))]
+    order = [int(np.random.default_rng([seed, rule.Stream.FIRST_ARM]).integers(len(points)))]
     nearest = np.full(len(points), np.inf)
     while len(order) < count:
         newest = order[-1]
         nearest = np.minimum(nearest, ((points - points[newest]) ** 2).sum(axis=1))
         # Below every distance, even the distance 0 of a point with equal features.
         nearest[order] = -1.0
-        order.append(first_best(nearest))
+        order.append(rule.first_best(nearest))
     return order
 
 
 @dataclass(frozen=True, slots=True)
-class Guided(Rule):
+class Guided(rule.Rule):
     """A rule that chooses its first arms by features alone, and then lets a model choose."""
 
-    initial: int = number_option(5, low=1)
+    initial: int = rule.number_option(5, low=1)
     """Number of arms chosen in space-filling order before the model decides."""
-    features: str = word_option("geometry", FEATURES)
+    features: str = rule.word_option("geometry", FEATURES)
     """The model's features: "geometry", "metrics" or "all" (see ``arms.columns``)."""
 
-    def choose(self, history: History, n: int) -> list[Proposal]:
+    def choose(self, history: rule.History, n: int) -> list[Proposal]:
         wanted = min(n, len(history.table.arms) - len(history.taken))
         points = columns(history.table, self.features)
         opening = self._opening(history, points, wanted)
         ids = history.table.ids
-        proposals = [Proposal(ids[i], None, "space-filling initial arm") for i in opening]
+        proposals = [Proposal(ids[i]) for i in opening]
         if len(opening) < wanted:
             proposals += self._climb(history, points, opening, wanted - len(opening))
         return proposals
 
-    def _opening(self, history: History, points: Floats, n: int) -> list[int]:
+    def _opening(self, history: rule.History, points: Floats, n: int) -> list[int]:
         """Return the initial arms that are due; all ``n`` while there is no reward."""
         if history.scored:
             n = min(n, max(0, self.initial - len(history.scored) - len(history.pending)))
@@ -76,7 +82,7 @@ class Guided(Rule):
 
     @abstractmethod
     def _climb(
-        self, history: History, points: Floats, opening: list[int], n: int
+        self, history: rule.History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
         """Choose by a model ``n`` of the arms that are neither taken nor in ``opening``.
 
@@ -84,7 +90,7 @@ class Guided(Rule):
         """
 
 
-def free_arms(history: History, opening: list[int]) -> Bools:
+def free_arms(history: rule.History, opening: list[int]) -> Bools:
     """Return shape (n_arms,): True for arms that may still be proposed."""
     free = np.ones(len(history.table.arms), dtype=np.bool_)
     free[[*history.taken, *opening]] = False
@@ -94,7 +100,7 @@ def free_arms(history: History, opening: list[int]) -> Bools:
 def first_best_of(values: Floats, free: Bools) -> int:
     """Return the lowest index of the highest value, to 12 decimals, among free arms."""
     allowed = np.flatnonzero(free)
-    return int(allowed[first_best(values[allowed])])
+    return int(allowed[rule.first_best(values[allowed])])
 
 
 SMALLEST_SD = 1e-9
@@ -110,18 +116,12 @@ _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 class Ask:
     """The state of one ask: the model of every arm, in units of standardised rewards."""
 
-    history: History
+    history: rule.History
     posterior: Posterior
-    centre: float
-    spread: float
-    """Mean and standard deviation of the told rewards."""
     free: Bools
     """Shape (n_arms,): True for arms that are neither taken nor chosen."""
     chosen: int
     """How many arms this ask has chosen already."""
-
-    def to_reward(self, value: float) -> float:
-        return self.centre + self.spread * float(value)
 
     @cached_property
     def surfaces(self) -> Surfaces:
@@ -139,7 +139,7 @@ class GpRule(Guided):
     smooth in the features needs far fewer pulls than arms. Arms without a reward are no evidence.
     """
 
-    scales: str = word_option("one", SCALES)
+    scales: str = rule.word_option("one", SCALES)
     """Whether one length scale is fitted for all columns, or "each" column counts for itself."""
 
     believes: ClassVar[bool] = True
@@ -147,28 +147,25 @@ class GpRule(Guided):
     (kriging believer)."""
 
     def _climb(
-        self, history: History, points: Floats, opening: list[int], n: int
+        self, history: rule.History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
-        posterior, centre, spread = self._fitted(history, points)
+        posterior = self._fitted(history, points)
         if self.believes:
             for index in sorted((*history.pending, *opening)):
                 posterior.believe(index)
-        free = free_arms(history, opening)
-        ask = Ask(history, posterior, centre, spread, free, len(opening))
+        ask = Ask(history, posterior, free_arms(history, opening), len(opening))
         proposals = []
         for _ in range(n):
-            index, acquisition = self._pick(ask)
-            mean, sd = ask.to_reward(posterior.mean[index]), spread * float(posterior.sd[index])
-            reason = f"expects {mean:.4g} +- {sd:.2g}"
-            proposals.append(Proposal(history.table.ids[index], acquisition, reason))
+            index = self._pick(ask)
+            proposals.append(Proposal(history.table.ids[index]))
             ask.free[index] = False
             ask.chosen += 1
             if self.believes:
                 posterior.believe(index)
         return proposals
 
-    def _fitted(self, history: History, points: Floats) -> tuple[Posterior, float, float]:
-        """The model of every arm, and the mean and the standard deviation of the told rewards."""
+    def _fitted(self, history: rule.History, points: Floats) -> Posterior:
+        """The model of every arm, in units of standardised rewards."""
         centre, spread = float(history.rewards.mean()), float(history.rewards.std())
         # The spread of one reward, or of equal rewards, is rounding error.
         spread = 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread
@@ -176,11 +173,11 @@ class GpRule(Guided):
         if self.scales == EACH:
             scales = column_scales(x, y)
             x, points = x * scales, points * scales
-        return Posterior(x, y, points, fit(x, y)), centre, spread
+        return Posterior(x, y, points, fit(x, y))
 
     @abstractmethod
-    def _pick(self, ask: Ask) -> tuple[int, float]:
-        """Return the free arm to propose, and its acquisition in units of the reward."""
+    def _pick(self, ask: Ask) -> int:
+        """Return the free arm to propose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +189,11 @@ class GpUcb(GpRule):
     """
 
     name: ClassVar[str] = "gp-ucb"
-    beta: float = number_option(2.0)
+    beta: float = rule.number_option(2.0)
     """Standard deviations added to the mean; 0 never explores."""
 
-    def _pick(self, ask: Ask) -> tuple[int, float]:
-        bounds = ask.posterior.mean + self.beta * ask.posterior.sd
-        index = first_best_of(bounds, ask.free)
-        return index, ask.to_reward(bounds[index])
+    def _pick(self, ask: Ask) -> int:
+        return first_best_of(ask.posterior.mean + self.beta * ask.posterior.sd, ask.free)
 
 
 def log_expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
@@ -231,13 +226,12 @@ class GpEi(GpRule):
 
     name: ClassVar[str] = "gp-ei"
 
-    def _pick(self, ask: Ask) -> tuple[int, float]:
+    def _pick(self, ask: Ask) -> int:
         known = ~ask.free  # told with a reward, pending, or chosen
         known[list(ask.history.failed)] = False
         best = float(ask.posterior.mean[known].max())
         improvement = log_expected_improvement(ask.posterior.mean, ask.posterior.sd, best)
-        index = first_best_of(improvement, ask.free)
-        return index, ask.spread * math.exp(improvement[index])
+        return first_best_of(improvement, ask.free)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +245,133 @@ class GpTs(GpRule):
     name: ClassVar[str] = "gp-ts"
     believes: ClassVar[bool] = False
 
-    def _pick(self, ask: Ask) -> tuple[int, float]:
+    def _pick(self, ask: Ask) -> int:
         # Surfaces include pending arms, so that they do not depend on which arms are pending.
         surface = np.full(len(ask.free), -np.inf)
-        generator = drawn(ask.history, Stream.GP_SAMPLE, ask.chosen)
+        generator = rule.drawn(ask.history, rule.Stream.GP_SAMPLE, ask.chosen)
         surface[ask.surfaces.arms] = ask.surfaces.draw(generator)
         if not ask.free[ask.surfaces.arms].any():
             surface = ask.posterior.mean
-        index = first_best_of(surface, ask.free)
-        return index, ask.to_reward(surface[index])
+        return first_best_of(surface, ask.free)
+
+
+MOST_DRAWS = 8
+"""The most suggestions to draw for a proposal while the arm nearest to each is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptunaTpe(Guided):
+    """Propose the arm nearest to a suggestion of Optuna's TPESampler (Bergstra et al. 2011).
+
+    Each feature with more than one value is an integer parameter: the rank of its value in the
+    table. If the nearest arm is taken, Optuna is asked again, up to eight times; then the nearest
+    free arm is proposed. Each proposal makes a new study from the history, which takes 0.1 ms per
+    told arm. Pending arms are running trials (constant liar), and all told arms weigh the same.
+    """
+
+    name: ClassVar[str] = "optuna-tpe"
+
+    def __post_init__(self) -> None:
+        Guided.__post_init__(self)
+        if find_spec("optuna") is None:
+            message = f"{self.name} needs optuna, which is not installed"
+            raise ConfigError(message, hint=how_to_add(extra="optuna"))
+
+    def _climb(
+        self, history: rule.History, points: Floats, opening: list[int], n: int
+    ) -> list[Proposal]:
+        ranks = _ranks(points)
+        free = free_arms(history, opening)
+        running = [*history.pending, *opening]
+        proposals = []
+        for chosen in range(len(opening), len(opening) + n):
+            generator = rule.drawn(history, rule.Stream.OPTUNA, chosen)
+            with _quiet():
+                # Sorted, so that the study does not depend on how arms were split into asks.
+                study = self._study(history, ranks, sorted(running), generator)
+                index = _nearest_free(study, ranks, free)
+            proposals.append(Proposal(history.table.ids[index]))
+            free[index] = False
+            running.append(index)
+        return proposals
+
+    def _study(
+        self,
+        history: rule.History,
+        ranks: Indices,
+        running: Sequence[int],
+        generator: np.random.Generator,
+    ) -> optuna.Study:
+        """Create a study with the scored arms as trials, and ``running`` as running trials."""
+        import optuna
+
+        space = _space(ranks)
+
+        def told(arm: int, **outcome: Any) -> optuna.trial.FrozenTrial:
+            params = {name: int(ranks[arm, int(name)]) for name in space}
+            return optuna.trial.create_trial(params=params, distributions=space, **outcome)
+
+        sampler = optuna.samplers.TPESampler(
+            n_startup_trials=self.initial,
+            weights=np.ones,
+            constant_liar=True,
+            seed=int(generator.integers(2**32)),
+        )
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        for arm, reward in zip(history.scored, history.rewards, strict=True):
+            study.add_trial(told(arm, value=float(reward)))
+        for arm in running:
+            study.add_trial(told(arm, state=optuna.trial.TrialState.RUNNING))
+        return study
+
+
+def _nearest_free(study: optuna.Study, ranks: Indices, free: Bools) -> int:
+    """Return the arm to propose."""
+    import optuna
+
+    space, most = _space(ranks), np.maximum(ranks.max(axis=0), 1)
+    anywhere = np.ones(len(ranks), dtype=np.bool_)
+    away = np.zeros(len(ranks))
+    for _ in range(MOST_DRAWS):
+        trial = study.ask(space)
+        suggested = np.array([trial.params.get(str(i), 0) for i in range(ranks.shape[1])])
+        away = (((suggested - ranks) / most) ** 2).sum(axis=1)
+        nearest = first_best_of(-away, anywhere)
+        if free[nearest]:
+            return nearest
+        # The sampler learns nothing from a failed trial.
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    return first_best_of(-away, free)
+
+
+def _space(ranks: Indices) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Return one parameter for each column with more than one value."""
+    import optuna
+
+    highest = ranks.max(axis=0).tolist()
+    return {
+        str(column): optuna.distributions.IntDistribution(0, high)
+        for column, high in enumerate(highest)
+        if high
+    }
+
+
+def _ranks(points: Floats) -> Indices:
+    ranks = [np.unique(np.round(column, 12), return_inverse=True)[1] for column in points.T]
+    return np.array(ranks, dtype=np.intp).reshape(-1, len(points)).T
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress Optuna's log lines, and its warnings about arguments that may change."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)

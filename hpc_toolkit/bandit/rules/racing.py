@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from hpc_toolkit.bandit.policy import Floats, Indices, Proposal
 from hpc_toolkit.bandit.rewards import best_row, gaps, rewards_of
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, Stream, number_option
-from hpc_toolkit.system.quantities import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpc_toolkit.bandit.rule import History
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, Rule, Stream, number_option
 
 
 class TaskOrder(NamedTuple):
@@ -108,26 +103,22 @@ class Rung:
         self.done = until
         return True
 
-    def proposals(self, reason: str, n: int) -> list[Proposal]:
+    def proposals(self, n: int) -> list[Proposal]:
         """Return the first ``n`` requested pulls; none when the contest is over."""
         if self.until is None:
             return []
-        if self.dropped:
-            names = self._history.results.tasks.part(sorted(self.dropped)).names
-            reason += f"; left out, without scores to compare: {', '.join(names)}"
-        tasks = self._order[: self.until]
-        return proposals(self._history, self.arms.tolist(), tasks, reason, n)
+        return proposals(self._history, self.arms.tolist(), self._order[: self.until], n)
 
 
 def proposals(
-    history: History, arms: Sequence[int], tasks: Sequence[int], reason: str, n: int
+    history: History, arms: Sequence[int], tasks: Sequence[int], n: int
 ) -> list[Proposal]:
     """Propose the first ``n`` arms that lack some of these tasks, each with its missing tasks.
     The list is empty if all have a result or are pending.
     """
     names, asked = history.results.tasks.names, history.results.asked
     left = ((arm, tuple(names[task] for task in tasks if not asked[arm, task])) for arm in arms)
-    found = (Proposal(history.table.ids[arm], None, reason, some) for arm, some in left if some)
+    found = (Proposal(history.table.ids[arm], some) for arm, some in left if some)
     return list(islice(found, n))
 
 
@@ -140,9 +131,8 @@ class _Contest(Rule):
         if order.pilot is not None:
             # Nothing while the pilot is being evaluated.
             tasks = range(len(history.results.tasks.names))
-            return proposals(history, [order.pilot], tasks, "tells how long each task takes", n)
-        rung = self._rung(history, order)
-        return rung.proposals(self._reason(rung, len(order.tasks)), n)
+            return proposals(history, [order.pilot], tasks, n)
+        return self._rung(history, order).proposals(n)
 
     def finalists(self, history: History) -> Finalists | None:
         order = task_order(history)
@@ -154,10 +144,6 @@ class _Contest(Rule):
     @abstractmethod
     def _rung(self, history: History, order: TaskOrder) -> Rung:
         """The open rung with its arms; the last one when the contest is over."""
-
-    @abstractmethod
-    def _reason(self, rung: Rung, tasks: int) -> str:
-        """Why the rung's arms are requested, of all ``tasks``."""
 
     def _last(self, rung: Rung) -> Finalists | None:
         return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)
@@ -182,11 +168,6 @@ class Racing(_Contest):
     """Number of tasks before any arm drops out."""
     block: int = number_option(1, low=1)
     """Number of tasks between one check and the next."""
-
-    def _reason(self, rung: Rung, tasks: int) -> str:
-        return (
-            f"{counted(len(rung.arms), 'arm')} left after {rung.done} of {counted(tasks, 'task')}"
-        )
 
     def _last(self, rung: Rung) -> Finalists | None:
         rung.arms = rung.arms[comparable(rung.scores)]
@@ -252,9 +233,6 @@ class Halving(_Contest):
     )
     """The budget, as a share of the duration of all arms on all tasks. The first rung takes one
     task even if the budget is too small for it; the last rung takes at most all tasks."""
-
-    def _reason(self, rung: Rung, tasks: int) -> str:
-        return f"rung of {counted(len(rung.arms), 'arm')} on {counted(rung.until or 0, 'task')}"
 
     def _rung(self, history: History, order: TaskOrder) -> Rung:
         rung, purse = Rung(history, order.tasks), _Purse(history, order, self.share)

@@ -8,18 +8,24 @@ Gradients do not flow through.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.science.metrics.geometry import anisotropy, curvature, linear_cka, two_nn
 from hpc_toolkit.science.metrics.rows import masked_mean
-from hpc_toolkit.science.metrics.spectrum import alpha_req, effective_rank, matrix_entropy, rankme
-from hpc_toolkit.science.metrics.views import dime, infonce, lidar
+from hpc_toolkit.science.metrics.spectrum import (
+    alpha_req,
+    dime,
+    effective_rank,
+    infonce,
+    lidar,
+    matrix_entropy,
+    rankme,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 __all__ = [

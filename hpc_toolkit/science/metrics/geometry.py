@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.science.metrics.rows import (
@@ -16,8 +17,6 @@ from hpc_toolkit.science.metrics.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
 CurvatureVariant = Literal["difference", "difference-abs", "token-angle"]
@@ -155,11 +154,7 @@ _EQUAL = 1e-12  # a mean log ratio below this is rounding error
 
 
 def two_nn(
-    z: Tensor,
-    *,
-    method: TwoNNMethod = "mle",
-    discard: float = 0.1,
-    tolerance: float = SAME_ROW,
+    z: Tensor, *, method: TwoNNMethod = "mle", discard: float = 0.1, tolerance: float = SAME_ROW
 ) -> Tensor:
     """Intrinsic dimension by TwoNN, from the ratio of the distances to the two nearest neighbours.
 

@@ -12,27 +12,21 @@ import json
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, PermanentError
-from hpc_toolkit.science.workloads.checkpointfiles import (
-    PICKLED_WEIGHTS,
-    SETTINGS,
-    WEIGHTS,
-    checkpoint_files,
-    read_object,
-    weight_names,
-)
-from hpc_toolkit.science.workloads.nodecache import local_copy
+from hpc_toolkit.science.workloads import checkpointfiles
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""Type of a model's weights; ``auto`` is the type in which they were saved."""
 
 
 def require_layer(item: dict[str, Any], layers: int, checkpoint: str) -> int:
@@ -87,7 +81,7 @@ def require_positive(name: str, value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model without language-model head, in evaluation mode and float32, and its tokenizer."""
+    """A model in evaluation mode, and its tokenizer."""
 
     model: Any
     """Called with ``input_ids``, ``attention_mask`` and ``output_hidden_states=True``."""
@@ -97,16 +91,19 @@ class LoadedModel:
     """The checkpoint as the item names it."""
 
 
-def load_checkpoint(root: str | Path, checkpoint: str) -> LoadedModel:
+def load_checkpoint(
+    root: str | Path, checkpoint: str, *, head: bool = False, dtype: Dtype = "float32"
+) -> LoadedModel:
     """Load ``<root>/<checkpoint>``, or ``name@revision`` from the hub or its local cache.
 
-    If the node has a cache, its files are read through the cache; see `nodecache`. Raises
-    PermanentError: names the file or tensor that is missing, damaged or does not fit the model.
+    ``head``: as a causal model with its language-model head. If the node has a cache, its files are
+    read through the cache; see `nodecache`. Raises PermanentError: names the file or tensor that is
+    missing, damaged or does not fit the model.
     """
     directory = locate(root, checkpoint)
     verify(directory)
-    with local_copy(directory) as copy, quiet_transformers():
-        return _load(copy, directory, checkpoint)
+    with checkpointfiles.local_copy(directory) as copy, quiet_transformers():
+        return _load(copy, directory, checkpoint, head=head, dtype=dtype)
 
 
 def locate(root: str | Path, checkpoint: str) -> Path:
@@ -128,8 +125,8 @@ def verify(directory: Path) -> None:
     Reads a few kilobytes: the header of each safetensors file gives the length of the file. Raises
     PermanentError: names the file.
     """
-    read_object(directory / "config.json")
-    for path in (directory / name for name in weight_names(directory)):
+    checkpointfiles.read_object(directory / "config.json")
+    for path in (directory / name for name in checkpointfiles.weight_names(directory)):
         if not path.is_file():
             msg = f"{path}: weights are missing"
             raise PermanentError(msg, hint="the checkpoint is incomplete; save it again")
@@ -144,7 +141,8 @@ def pick_device() -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         return torch.device("cpu")
-    local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+    names = ("HPCTK_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
+    local_rank = next(filter(None, map(os.environ.get, names)), "0")
     return torch.device("cuda", int(local_rank) % count)
 
 
@@ -179,9 +177,9 @@ def _download(name: str, revision: str) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
 
     try:
-        directory = fetch(*SETTINGS, *WEIGHTS)
-        if not all((directory / one).is_file() for one in weight_names(directory)):
-            directory = fetch(*SETTINGS, *PICKLED_WEIGHTS)
+        directory = fetch(*checkpointfiles.SETTINGS, *checkpointfiles.WEIGHTS)
+        if not all((directory / one).is_file() for one in checkpointfiles.weight_names(directory)):
+            directory = fetch(*checkpointfiles.SETTINGS, *checkpointfiles.PICKLED_WEIGHTS)
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         msg = f"{name}@{revision}: the hub has no such revision: {_first_line(error)}"
         raise PermanentError(msg) from error
@@ -193,16 +191,14 @@ def _download(name: str, revision: str) -> Path:
     return directory
 
 
-def _load(copy: Path, directory: Path, checkpoint: str) -> LoadedModel:
-    import torch
+def _load(copy: Path, directory: Path, checkpoint: str, *, head: bool, dtype: Dtype) -> LoadedModel:
     from safetensors import SafetensorError
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+    kind = AutoModelForCausalLM if head else AutoModel
     try:
         tokenizer = AutoTokenizer.from_pretrained(copy)
-        model, report = AutoModel.from_pretrained(
-            copy, dtype=torch.float32, output_loading_info=True
-        )
+        model, report = kind.from_pretrained(copy, dtype=dtype, output_loading_info=True)
     except (ValueError, KeyError, SafetensorError) as error:
         raise PermanentError(f"{directory}: cannot be loaded: {_first_line(error)}") from error
     lost = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
@@ -246,9 +242,9 @@ def prefetch_checkpoint(root: str | Path, checkpoint: str) -> None:
     """
     with contextlib.suppress(HpcToolkitError, OSError):
         directory = locate(root, checkpoint)
-        with local_copy(directory) as copy:
+        with checkpointfiles.local_copy(directory) as copy:
             if copy == directory:
-                for file in checkpoint_files(directory):
+                for file in checkpointfiles.checkpoint_files(directory):
                     _read_ahead(directory / file.name)
 
 

@@ -14,6 +14,7 @@ import json
 import logging
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,26 +22,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpc_toolkit.rundir.files import replace_file
-from hpc_toolkit.science.workloads.checkpointfiles import checkpoint_files
-from hpc_toolkit.science.workloads.checkpoints import locate
-from hpc_toolkit.science.workloads.nodecache import local_copy
-from hpc_toolkit.science.workloads.onepass import (
-    Batch,
-    BatchSize,
-    OfCheckpoints,
-    distinct,
-    forward,
-    layer_count,
-    tokenize,
-)
+from hpc_toolkit.science.workloads import onepass
+from hpc_toolkit.science.workloads.checkpointfiles import checkpoint_files, local_copy
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from torch import Tensor
 
-    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
-    from hpc_toolkit.science.workloads.onepass import FinalNorm
 
 CACHE_BYTES = 2**30
 """Embeddings that a context keeps in memory: the most recently used text sets, up to this size."""
@@ -50,22 +38,22 @@ def pooled(
     loaded: LoadedModel,
     ids: Sequence[list[int]],
     *,
-    size: BatchSize,
-    final_norm: FinalNorm = "raw",
+    size: onepass.BatchSize,
+    final_norm: onepass.FinalNorm = "raw",
 ) -> list[np.ndarray]:
     """Return the mean over each text's tokens by layer, float32 ``(len(ids), d)``, from one pass.
 
     Texts with the same tokens have the same row, to the last bit.
     """
-    different, at = distinct(ids)
+    different, at = onepass.distinct(ids)
     layers: list[np.ndarray] = []
 
-    def pool(layer: int, states: Tensor, batch: Batch) -> None:
+    def pool(layer: int, states: Tensor, batch: onepass.Batch) -> None:
         if layer == len(layers):
             layers.append(np.zeros((len(different), states.shape[-1]), np.float32))
         layers[layer][batch.rows] = mean_pool(states, batch.lengths).cpu().numpy()
 
-    forward(loaded, different, pool, size=size, final_norm=final_norm)
+    onepass.forward(loaded, different, pool, size=size, final_norm=final_norm)
     return [rows[at] for rows in layers] if len(different) < len(ids) else layers
 
 
@@ -97,13 +85,13 @@ class SharedEmbeddings:
         loaded: LoadedModel,
         *,
         max_tokens: int,
-        size: BatchSize,
-        final_norm: FinalNorm = "raw",
+        size: onepass.BatchSize,
+        final_norm: onepass.FinalNorm = "raw",
         directory: Path | None = None,
         identity: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """``identity`` returns what the embeddings depend on besides the texts; called once."""
-        self.layers = layer_count(loaded)
+        self.layers = onepass.layer_count(loaded)
         """Number of hidden states: the blocks and the embeddings (layer 0)."""
         self.loaded = loaded
         self.name = loaded.name
@@ -129,7 +117,7 @@ class SharedEmbeddings:
 
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the embeddings of all layers from one forward pass."""
-        ids = tokenize(self.loaded, texts, self._max_tokens)
+        ids = onepass.tokenize(self.loaded, texts, self._max_tokens)
         self.forwards += 1
         return pooled(self.loaded, ids, size=self.size, final_norm=self._final_norm)
 
@@ -211,7 +199,7 @@ def _write(path: Path, rows: Sequence[np.ndarray]) -> None:
         logging.getLogger(__name__).warning("%s is not kept: %s", path, error)
 
 
-class EmbeddedTexts(OfCheckpoints):
+class EmbeddedTexts(onepass.OfCheckpoints):
     """Base class of workloads whose context is the `SharedEmbeddings` of a checkpoint."""
 
     def __init__(self, *, cache: str | None = None, **options: Any) -> None:

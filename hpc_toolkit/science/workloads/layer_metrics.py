@@ -13,30 +13,20 @@ import json
 import random
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
 from hpc_toolkit.science.metrics import METRICS, STANDARD, Metric, masked_mean
 from hpc_toolkit.science.metrics.geometry import anisotropy_of_sum, unit_row_sum
-from hpc_toolkit.science.workloads.checkpoints import require_layer, require_positive
-from hpc_toolkit.science.workloads.onepass import (
-    BatchSize,
-    OfCheckpoints,
-    distinct,
-    forward,
-    layer_count,
-    tokenize,
-)
+from hpc_toolkit.science.workloads import onepass
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel, require_layer, require_positive
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from torch import Tensor
 
-    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
-    from hpc_toolkit.science.workloads.onepass import Batch, FinalNorm
 
 SHARE = 0.1
 """Share of the words that are changed; at least one word, if any word has two letters."""
@@ -87,7 +77,7 @@ def _mistyped(word: str, draw: random.Random) -> str:
     return word[:at] + draw.choice(beside) + word[at + 1 :]
 
 
-class LayerMetrics(OfCheckpoints):
+class LayerMetrics(onepass.OfCheckpoints):
     """Workload: item ``{"checkpoint", "layer"}`` to ``{"layer", "<metric>": float, ...}``.
 
     A metric that is not defined for a layer is None, and the value also has
@@ -150,7 +140,7 @@ class LayerMetrics(OfCheckpoints):
             [augment(text, view, self._view_seed) for text in prompts]
             for view in range(self._views)
         )
-        views = [tokenize(loaded, view, self._max_tokens) for view in texts]
+        views = [onepass.tokenize(loaded, view, self._max_tokens) for view in texts]
         self.forwards += 1 + len(views)
         return MeasuredLayers(
             loaded, ids, self._metrics, size=self._size, final_norm=self._final_norm, views=views
@@ -181,7 +171,7 @@ class LayerMetrics(OfCheckpoints):
         return views if comparing else 0
 
     def _tokenize(self, loaded: LoadedModel, prompts: list[str]) -> list[list[int]]:
-        ids = tokenize(loaded, prompts, self._max_tokens)
+        ids = onepass.tokenize(loaded, prompts, self._max_tokens)
         for name, metric in self._metrics.items():
             fewest = metric.fewest if _of_tokens(metric) else 0
             for row, tokens in enumerate(ids):
@@ -269,8 +259,8 @@ class MeasuredLayers:
         ids: list[list[int]],
         metrics: Mapping[str, Metric],
         *,
-        size: BatchSize,
-        final_norm: FinalNorm = "raw",
+        size: onepass.BatchSize,
+        final_norm: onepass.FinalNorm = "raw",
         views: Sequence[list[list[int]]] = (),
     ) -> None:
         """Run the model over the prompts, and over each of their ``views``.
@@ -282,18 +272,18 @@ class MeasuredLayers:
         import torch
 
         self.name = loaded.name
-        self.layers = layer_count(loaded)
+        self.layers = onepass.layer_count(loaded)
         self._metrics = metrics
         self._device = loaded.device
         self._values: dict[int, dict[str, Any]] = {}
         self._sums = [_LayerSums(metrics) for _ in range(self.layers)]
-        different, at = distinct(ids)
+        different, at = onepass.distinct(ids)
         times = torch.tensor(at).bincount()
 
-        def measure(layer: int, states: Tensor, batch: Batch) -> None:
+        def measure(layer: int, states: Tensor, batch: onepass.Batch) -> None:
             self._sums[layer].add(states.double(), batch.lengths, times[batch.rows])
 
-        forward(loaded, different, measure, size=size, final_norm=final_norm)
+        onepass.forward(loaded, different, measure, size=size, final_norm=final_norm)
         self._views = [_means(loaded, view, size, final_norm) for view in views]
 
     def values(self, layer: int) -> dict[str, Any]:
@@ -333,20 +323,23 @@ class MeasuredLayers:
 
 
 def _means(
-    loaded: LoadedModel, ids: list[list[int]], size: BatchSize, final_norm: FinalNorm
+    loaded: LoadedModel,
+    ids: list[list[int]],
+    size: onepass.BatchSize,
+    final_norm: onepass.FinalNorm,
 ) -> list[Tensor]:
     """Return the mean over each text's tokens by layer, float64 ``(len(ids), d)``."""
     import torch
 
     found: list[Tensor] = []
-    different, at = distinct(ids)
+    different, at = onepass.distinct(ids)
 
-    def pool(layer: int, states: Tensor, batch: Batch) -> None:
+    def pool(layer: int, states: Tensor, batch: onepass.Batch) -> None:
         if layer == len(found):
             found.append(torch.zeros(len(different), states.shape[-1]).double())
         found[layer][batch.rows] = masked_mean(states.double(), batch.lengths).cpu()
 
-    forward(loaded, different, pool, size=size, final_norm=final_norm)
+    onepass.forward(loaded, different, pool, size=size, final_norm=final_norm)
     return [means[at] for means in found]
 
 

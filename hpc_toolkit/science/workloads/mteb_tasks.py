@@ -7,25 +7,145 @@ only in an executor.
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import tempfile
 import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
+from hpc_toolkit.errors import ConfigError, PermanentError, RunError
+from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.science.workloads.checkpoints import require_layer
-from hpc_toolkit.science.workloads.embeddings import EmbeddedTexts
-from hpc_toolkit.science.workloads.mteb_results import main_error, model_of, plain
-from hpc_toolkit.system.installation import how_to_add
+from hpc_toolkit.science.workloads.embeddings import EmbeddedTexts, SharedEmbeddings
+from hpc_toolkit.science.workloads.fetching import data_of, fetch_data, harness_package
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
     import numpy as np
 
-    from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
+
+def write_results(rows: Iterable[Mapping[str, Any]], directory: Path) -> int:
+    """Write gathered rows of a tasks stage in mteb's layout of results; return their number.
+
+    ``mteb.ResultCache(directory)`` reads ``<directory>/results/<model>/<revision>/<task>.json``.
+    The layer is part of the revision (`model_of`). Rows without a score are left out. If one row
+    cannot be written, none is. Raises RunError: a name would lead out of its directory, two rows
+    have the same file, or a score lacks a field of a result.
+    """
+    results: dict[Path, bytes] = {}
+    items: dict[Path, Mapping[str, Any]] = {}
+    for row in rows:
+        if row["state"] != "done" or "score" not in row["value"]:
+            continue
+        path, content = _placed(row)
+        if path in results:
+            msg = f"{path}: of both {json.dumps(items[path])} and {json.dumps(row['item'])}"
+            raise RunError(msg, hint="write them into directories of their own")
+        results[path], items[path] = content, row["item"]
+    for path, content in results.items():
+        file = directory / "results" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, [content])
+    return len(results)
+
+
+def _placed(row: Mapping[str, Any]) -> tuple[Path, bytes]:
+    """Return the path of a row below the results, and the content of its file."""
+    item = row["item"]
+    try:
+        model, revision = model_of(item["checkpoint"], item["layer"])
+        result = result_of(item["task"], row["value"], seconds=row["seconds"])
+        names = [model.replace("/", "__"), revision, f"{result['task_name']}.json"]
+    except KeyError as error:
+        msg = f"{json.dumps(item)}: a score without {error.args[0]!r} is not a result of a task"
+        raise RunError(msg) from None
+    for name in names:
+        if "/" in name or "\0" in name or name in ("", ".", "..", ".json"):
+            msg = f"{json.dumps(item)}: {name!r} is not the name of a file"
+            raise RunError(msg, hint="checkpoint, layer and task are parts of a path here")
+    return Path(*names), json.dumps(result, indent=2, allow_nan=False).encode()
+
+
+def result_of(task: str, value: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
+    """Return the value of a task as a ``TaskResult`` of mteb: mteb's own, or one of the same shape.
+
+    Tasks that are not from mteb have no ``mteb_version``, and their texts no revision.
+    """
+    if "mteb" in value:
+        told: dict[str, Any] = value["mteb"]
+        return told
+    scores = {
+        "main_score": value["score"],
+        value["metric"]: value["score"],
+        "stderr": value["stderr"],
+        "n": value["n"],
+        "hf_subset": "default",
+        "languages": ["eng-Latn"],
+    }
+    return {
+        "dataset_revision": "no_revision_available",
+        "task_name": task,
+        "mteb_version": None,
+        "scores": {"test": [scores]},
+        "evaluation_time": seconds,
+        "kg_co2_emissions": None,
+    }
+
+
+def model_of(checkpoint: str, layer: int) -> tuple[str, str]:
+    """Return the model name and the revision that identify one layer of a checkpoint in mteb.
+
+    ``org/name@step1`` is ``org/name`` and ``step1-layer3``; a directory ``a/b/step1`` is
+    ``local/a_b_step1`` and ``layer3``.
+    """
+    name, at, revision = checkpoint.partition("@")
+    if at:
+        return name, f"{revision.replace('/', '_')}-layer{layer}"
+    return f"local/{checkpoint.strip('/').replace('/', '_')}", f"layer{layer}"
+
+
+def main_error(result: Mapping[str, Any], metric: str) -> float | None:
+    """Return the standard error of a result's mean main score, over mteb's repetitions.
+
+    None if a split or subset was scored only once. It measures the effect of mteb's own draws of
+    training texts or clusters, not of other texts.
+    """
+    errors = []
+    for entries in result["scores"].values():
+        for entry in entries:
+            repeated = _repetitions(entry, metric)
+            if len(repeated) < 2:
+                return None
+            mean = math.fsum(repeated) / len(repeated)
+            squares = math.fsum((one - mean) ** 2 for one in repeated)
+            errors.append(squares / (len(repeated) - 1) / len(repeated))
+    return math.sqrt(math.fsum(errors)) / len(errors) if errors else None
+
+
+def plain(value: Any) -> Any:
+    """Convert a value to strict JSON: numbers that are not finite become None."""
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _repetitions(entry: Mapping[str, Any], metric: str) -> list[float]:
+    """Return the main score of each repetition of one split and subset; empty without any."""
+    repeated = entry.get("scores_per_experiment")
+    if isinstance(repeated, list):
+        found = [one.get(metric) for one in repeated if isinstance(one, dict)]
+    else:
+        levels = entry.get("v_measures" if metric == "v_measure" else f"{metric}_scores")
+        if isinstance(levels, dict):
+            levels = [one for level in levels.values() for one in level]
+        found = levels if isinstance(levels, list) else []
+    return [float(one) for one in found if isinstance(one, int | float)]
 
 
 class MtebTasks(EmbeddedTexts):
@@ -76,6 +196,11 @@ class MtebTasks(EmbeddedTexts):
             layer = require_layer(item, context.layers, context.name)
             yield _evaluate(item.get("task"), LayerEncoder(context, layer), self._own_tasks)
 
+    def fetch(self, items: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+        """As `fetch_data`."""
+        _import_mteb()
+        return fetch_data(items, lambda name: _load_task(name, self._own_tasks))
+
 
 class LayerEncoder:
     """One layer of a checkpoint as a model that implements mteb's ``EncoderProtocol``."""
@@ -123,8 +248,7 @@ def _evaluate(name: object, encoder: LayerEncoder, modules: Collection[str]) -> 
         # mteb warns of superseded tasks and undefined precisions, hundreds of times per layer.
         warnings.simplefilter("ignore")
         datasets.disable_progress_bars()
-        task = _make_task(name, modules)
-        _load_data(task, name)
+        task = _load_task(name, modules)
         result = mteb.evaluate(
             encoder,
             task,
@@ -154,11 +278,15 @@ def _import_mteb() -> None:
     # is written to it.
     nowhere = Path(tempfile.gettempdir()) / f"mteb-{os.getuid()}"
     os.environ.setdefault("MTEB_CACHE", str(nowhere))
-    try:
+    with harness_package("mteb", "mteb"):
         import mteb  # noqa: F401 - to report early which package is missing
-    except ModuleNotFoundError as error:
-        msg = f"tasks of mteb need the package {error.name!r}, which is not installed"
-        raise WorkloadError(msg, hint=how_to_add(extra="mteb")) from error
+
+
+def _load_task(name: object, modules: Collection[str]) -> Any:
+    task = _make_task(name, modules)
+    with data_of(name):
+        task.load_data()
+    return task
 
 
 def _make_task(name: object, modules: Collection[str]) -> Any:
@@ -201,17 +329,3 @@ def _own_class(name: str, module: str, attribute: str) -> Any:
         what = getattr(found, "__name__", type(found).__name__)
         raise PermanentError(f"task {name!r} is not a class of mteb's AbsTask but {what}")
     return found
-
-
-def _load_data(task: Any, name: object) -> None:
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    try:
-        task.load_data()
-    except FileNotFoundError as error:  # also raised for a data set that does not exist
-        raise PermanentError(f"task {name!r}: {error}") from error
-    except ConnectionError as error:
-        if not HF_HUB_OFFLINE:
-            raise  # the network failed: a later attempt may not
-        msg = f"task {name!r}: its texts are not in the local cache, and HF_HUB_OFFLINE is set"
-        raise PermanentError(msg, hint="download them on a node that has network access") from error

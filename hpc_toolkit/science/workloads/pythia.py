@@ -7,14 +7,12 @@ arXiv 2304.01373. Imports nothing heavy.
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.quantities import counted, parse_range
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 HUB = "EleutherAI/pythia-{size}@step{step}"
 """Name of a checkpoint on the hub; ``{size}`` gets the suffix ``-deduped`` if requested."""

@@ -8,21 +8,17 @@ of centred embeddings. mteb does not centre, so its scores for the same texts di
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hpc_toolkit.errors import PermanentError, near_miss
 from hpc_toolkit.science.workloads import corpora
 from hpc_toolkit.science.workloads.checkpoints import require_layer
-from hpc_toolkit.science.workloads.embeddings import EmbeddedTexts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
+from hpc_toolkit.science.workloads.embeddings import EmbeddedTexts, SharedEmbeddings
 
 FOLDS = 5
 """Cross-validation folds of a classification."""

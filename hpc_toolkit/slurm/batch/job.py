@@ -6,10 +6,10 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer, ask
@@ -17,9 +17,6 @@ from hpc_toolkit.slurm.controller import host_names
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.system.processes import WARNING
 from hpc_toolkit.system.ranks import host_name, without_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
 
 SRUN_READS = {
     "mem": "SLURM_MEM_PER_NODE",

@@ -12,11 +12,11 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import HpcToolkitError
@@ -25,9 +25,6 @@ from hpc_toolkit.slurm.allowlist import USERS
 from hpc_toolkit.system.gpus import ask_driver
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.ranks import host_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _GRANTED = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _NO_DEVICE = ("", "-1", "NoDevFiles")

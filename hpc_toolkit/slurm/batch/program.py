@@ -7,26 +7,19 @@ import re
 import secrets
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.allowlist import USERS
-from hpc_toolkit.slurm.batch.job import JobError
-from hpc_toolkit.slurm.batch.step import Batch, JobEnd, check_shown, cpus_per_task
+from hpc_toolkit.slurm.batch.job import Job, JobError
+from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.client import PATIENCE_S, ask
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.system.installation import how_to_add
-from hpc_toolkit.system.processes import WARNING
-from hpc_toolkit.system.supervisor import CUT_SHORT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import NoReturn
-
-    from hpc_toolkit.slurm.batch.job import Job
-    from hpc_toolkit.slurm.batch.requeue import Restarts
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING
 
 # srun gives the highest code of all tasks. A task that is ended (SIGTERM, 143) because another one
 # failed would hide the code that matters, so it exits with 1. Its own SIGTERM may come a moment
@@ -177,7 +170,7 @@ def _task(*, alone: bool, staged: Sequence[str]) -> str:
 def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
     """The command of each node's task, with ``os.environ`` ready for Ray.
 
-    ``hpc_toolkit.engines.ray.node`` adds to it what Slurm gave the job of its node, and ends what
+    ``hpc_toolkit.engines.raynode`` adds to it what Slurm gave the job of its node, and ends what
     this job has started there: on the first node when the program has ended, on the others when
     the first does not answer any more.
 
@@ -200,7 +193,7 @@ def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
     environ["RAY_USAGE_STATS_ENABLED"] = environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     environ.setdefault("RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT", "120")
     job.log(f"ray at {address}")
-    node = (sys.executable, "-Pm", "hpc_toolkit.engines.ray.node", "ray", "symmetric-run")
+    node = (sys.executable, "-Pm", "hpc_toolkit.engines.raynode", "ray", "symmetric-run")
     return (*node, "--address", address, "--min-nodes", str(len(job.nodes)), "--", *program)
 
 

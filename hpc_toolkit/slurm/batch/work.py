@@ -8,36 +8,31 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.queue.left import Left, what_is_left
-from hpc_toolkit.queue.presence import FINISHED, read_presence
+from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.slurm.batch.job import JobError, show
-from hpc_toolkit.slurm.batch.step import NO_MPI, Batch, JobEnd, check_shown, cpus_per_task
+from hpc_toolkit.slurm.batch.step import NO_MPI, Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.slurm.controller import job_nodes, set_nodes
 from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.processes import CUT_SHORT, Supervisor, shell_code
 from hpc_toolkit.system.ranks import RankInfo, host_name
-from hpc_toolkit.system.supervisor import CUT_SHORT, Supervisor, shell_code
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from typing import NoReturn
-
-    from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.slurm.batch.requeue import Restarts
 
 _WATCH_S = 60.0
 """How long workers of other jobs are watched, to see which of them live."""
 _HURRY_S = 1.0
 """The same for a job that must end."""
+_ASK_AGAIN_S = 2.0
 _STARTING_S = 900.0
 _REFUSALS = 10
 """Consecutive refusals to shrink the job after which :func:`shrink_job` raises."""
@@ -57,6 +52,11 @@ class WorkRequest:
     """Whether a coordinator runs beside the ranks."""
     within_s: int = 60
     """Seconds that a node has to start its checks."""
+    send_others: Callable[[str, bool], float | None] = lambda job, ends: None
+    """Submits more jobs like this one; returns the seconds until the next call, None for no more.
+
+    It gets the job's id, and whether the job is about to end.
+    """
 
 
 class WorkJob:
@@ -86,6 +86,7 @@ class WorkJob:
             self._coordinator = Supervisor(coordinator, self._batch.warn_ranks, log=self._job.log)
         elif request.shrink_every_s is not None and len(fit) > 1:
             self._shrink(request.shrink_every_s)
+        threading.Thread(target=self._send_others, daemon=True).start()
         code = self._batch.wait(self._beside)
         self._decide(code)
 
@@ -141,6 +142,25 @@ class WorkJob:
 
         threading.Thread(target=shrink, daemon=True).start()
 
+    def _send_others(self) -> None:
+        with suppress(HpcToolkitError, OSError):  # the end of the job reports what still hinders it
+            while (pause_s := self._request.send_others(self._job.id, False)) is not None:
+                time.sleep(pause_s)
+
+    def _send_successor(self) -> None:
+        """Let another job go on if this one is not requeued, as soon as Slurm answers."""
+        while not self._batch.ended:
+            try:
+                self._request.send_others(self._job.id, True)
+            except SlurmError as error:
+                self._job.log(f"Slurm does not answer: {error.message}")
+                time.sleep(_ASK_AGAIN_S)
+                self._batch.receive_all()
+                continue
+            except (HpcToolkitError, OSError) as error:
+                self._job.log(f"no other job is submitted: {error}")
+            return
+
     def _beside(self) -> float | None:
         if self._coordinator is None:
             return None
@@ -161,7 +181,15 @@ class WorkJob:
         if not batch.warned and left is not None and left.items == left.elsewhere != 0:
             # A start that finds nothing to do would hold the nodes until --idle-exit, repeatedly.
             self._restarts.end_without_requeue("workers of other jobs hold all that is left")
-        self._restarts.start_again()
+        if left is not None and left.items == left.beyond != 0:
+            self._restarts.end_without_requeue("what is left needs more than its workers have")
+        try:
+            self._restarts.start_again()
+        except JobEnd as end:
+            again = "no-requeue" not in self._job.options and self._restarts.preempted()
+            if end.code == TRY_AGAIN and not again:
+                self._send_successor()
+            raise
 
     def _what_is_left(self) -> Left | None:
         """None where the run cannot be read."""

@@ -9,22 +9,17 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
-from hpc_toolkit.slurm.clusters.facts import Cluster, Origin, load_cluster
+from hpc_toolkit.slurm.clusters.facts import Cluster, Origin, Partition, load_cluster
 from hpc_toolkit.slurm.clusters.files import Layer, cluster_files, read_table
-from hpc_toolkit.slurm.clusters.fitting import equipped, exceeded, kinds_of
+from hpc_toolkit.slurm.clusters.fitting import Excess, Fit, Needs, equipped, exceeded, fit, kinds_of
 from hpc_toolkit.slurm.clusters.keys import NODE_KEYS, PARTITION_KEYS, SHAPE_KEYS, identify
 from hpc_toolkit.slurm.render.spec import rivals_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hpc_toolkit.slurm.clusters.facts import Partition
-    from hpc_toolkit.slurm.clusters.fitting import Excess, Needs
 
 FALLBACK = "generic"
 CONFIG_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
@@ -144,6 +139,7 @@ _WORDS = {
     "nodes": _Words("--nodes", "nodes at most", "fewer nodes"),
     "min_nodes": _Words("--nodes", "nodes at least", "more nodes", "less than {} takes"),
     "gpus": _Words(f"--nodes x {_GPUS}", "GPUs at most", "fewer GPUs", _ALLOWED),
+    "cpus": _Words(f"--nodes x {_CPUS}", "CPUs at most", "fewer CPUs", _ALLOWED),
     "gpus_per_node": _Words(_GPUS, "GPUs a node at most", "fewer GPUs a node"),
     "cpus_per_node": _Words(_CPUS, "CPUs a node at most", "fewer CPUs a node"),
     "mem_per_node": _Words(_MEMORY, "memory a node at most", "less memory"),
@@ -159,15 +155,17 @@ _WORDS = {
 def choose_partition(cluster: Cluster, needs: Needs) -> str:
     """Return the first unrestricted partition, in the order of the file, that takes the job.
 
-    Partitions whose QOS may refuse it come last. If none takes it, raises RenderError with the
-    reason of each partition.
+    After the first of the file, partitions whose QOS may refuse the job come last, and those whose
+    GPUs it would not use come after others. If none takes it, raises RenderError with the reason
+    of each partition.
     """
     free = [one.name for one in cluster.partitions if not one.restricted]
     if not free:
         msg = f"{cluster.written('partitions')}: all partitions are restricted, so none is chosen"
         raise RenderError(msg, hint="name yours with --partition")
-    # A QOS that the job must name, or whose limits are unknown, may refuse it.
-    free.sort(key=lambda name: _unsure(named_site(cluster, name), needs))
+    # The first is Slurm's default, unless that is restricted.
+    first = cluster.partitions[0].name
+    free.sort(key=lambda name: (name != first, *_doubts(named_site(cluster, name), needs)))
     try:
         return first_fit(cluster, free, needs)[0]
     except RenderError as error:
@@ -179,10 +177,14 @@ def choose_partition(cluster: Cluster, needs: Needs) -> str:
         raise RenderError(error.message, hint="; ".join([error.hint, *said])) from None
 
 
-def _unsure(site: Cluster, needs: Needs) -> bool:
+def _doubts(site: Cluster, needs: Needs) -> tuple[bool, bool]:
+    """Return whether a QOS may refuse the job, and whether the job would leave GPUs unused."""
+    # A QOS that the job must name, or whose limits are unknown, may refuse it.
     unnamed = site.allowed_qos and not (needs.qos or site.default_qos)
     unknown = site.partition_qos and site.partition_qos not in {qos.name for qos in site.qos}
-    return bool(unnamed or unknown)
+    found = fit(site, needs)
+    unused = not needs.gpus_per_node and isinstance(found, Fit) and any(k.gpus for k in found.kinds)
+    return bool(unnamed or unknown), unused
 
 
 def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Cluster:

@@ -6,12 +6,14 @@ nothing about modules, networks and site rules.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.client import ask
@@ -20,13 +22,10 @@ from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.files import SUFFIX
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
 from hpc_toolkit.slurm.clusters.nodes import NodeKind, kinds_of_records, number_of
-from hpc_toolkit.slurm.controller import slurm_config
+from hpc_toolkit.slurm.controller import host_names, slurm_config
 from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.quantities import HOUR_S, format_mem, format_walltime, parse_walltime
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Mapping
+from hpc_toolkit.system.tomltable import MAX_COUNT
 
 _ANSWER_S = 60.0
 """Seconds for an answer: ten thousand nodes are ten megabytes of text."""
@@ -47,6 +46,8 @@ _ASK_NETWORK = """
 _LINE = 100
 _DOWN = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"}
 """States of nodes that run no new jobs; nodes that Slurm powers up for a job are others."""
+_ONLY_CHECK = {"logging", "require_timelimit", "throttle"}
+"""Plugins of JobSubmitPlugins that change no job."""
 _NO_ACCOUNTING = "accounting_storage/none"
 
 
@@ -69,11 +70,16 @@ def ask_slurm() -> SlurmFacts:
     show = ["scontrol", "--oneliner", "show"]
     config = slurm_config(timeout_s=_ANSWER_S)
     accounting = config.get("AccountingStorageType", "") not in ("", "(null)", _NO_ACCOUNTING)
+    partitions = parse_records(ask([*show, "partition"], timeout_s=_ANSWER_S))
+    user = rights.this_user(config.get("ClusterName", ""), accounting=accounting)
+    for record in partitions:
+        if not rights.takes_from(hosts := record.get("AllocNodes", "ALL"), user):
+            record["AllocNodes"] = ",".join(host_names(hosts)) or hosts
     return SlurmFacts(
         config=config,
-        partitions=parse_records(ask([*show, "partition"], timeout_s=_ANSWER_S)),
+        partitions=partitions,
         nodes=parse_records(ask([*show, "node"], timeout_s=_ANSWER_S)),
-        user=rights.this_user(config.get("ClusterName", ""), accounting=accounting),
+        user=user,
     )
 
 
@@ -101,8 +107,8 @@ class Offer:
 def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
     """Return the partitions that take jobs, and why the others do not.
 
-    The default partition comes first, restricted ones last. Partitions that have no nodes, are not
-    up, or are only for root are left out.
+    The default partition comes first, preempted and restricted ones last. Partitions that have no
+    nodes, are not up, or are only for root are left out.
     """
     found, left_out = [], []
     nodes = [node for node in facts.nodes if "FUTURE" not in node.get("State", "")]
@@ -125,8 +131,12 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
         most_first = tuple(replace(kind, nodes=n) for kind, n in numbers)
         why = rights.closed(record, facts.user)
         found.append(Offer(record, default, most_first, tuple(remarks), why))
-    # The sort is stable, so that other partitions keep Slurm's order.
-    return sorted(found, key=lambda one: (not one.default, bool(one.closed))), left_out
+
+    def last(one: Offer) -> tuple[bool, bool, bool]:
+        # The sort is stable, so that other partitions keep Slurm's order.
+        return not one.default, bool(one.closed), one.record.get("PreemptMode", "OFF") != "OFF"
+
+    return sorted(found, key=last), left_out
 
 
 def _unusable(record: Mapping[str, str]) -> str:
@@ -167,7 +177,7 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         *_qos(facts),
         *(_partition(one, facts) for one in usable),
         *(f"\n# Left out: {one}" for one in left_out),
-        *_defaults(usable[0]),
+        *(f"\n[defaults]\n{time}" for time in _short_time(usable[0], facts)),
         f"\n[facts]\nslurm = {_text(version)}",
         # Newer versions of Slurm print "(null)" if there is no accounting.
         f"accounting = {_text(_setting(facts, 'AccountingStorageType') or _NO_ACCOUNTING)}",
@@ -209,10 +219,16 @@ def _site(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     limited = len(times) == len(usable)
     # sbatch's options --gpus-... need this plugin.
     form = "gpus-per-node" if _setting(facts, "SelectType") == "select/cons_tres" else "gres"
+    gpus = any(kind.gpus for one in usable for kind in one.kinds)
     lines = _stated(
         max_walltime=format_walltime(max(times)) if limited else None,
-        gpu_request=form if any(kind.gpus for one in usable for kind in one.kinds) else None,
+        gpu_request=form if gpus else None,
     )
+    if not gpus:
+        lines.append(
+            "# No node has gpu in its Gres. If nodes have GPUs, add them to their [kinds] and:"
+        )
+        lines.append('# gpu_request = "none"')
     if not limited:
         lines.append("# max_walltime: not every partition has a limit")
     if not _shares_memory(facts):
@@ -220,7 +236,7 @@ def _site(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
         lines += _stated(mem_style="none")
     size = _setting(facts, "MaxArraySize")
     shrinks = "disable_job_shrink" not in _setting(facts, "SchedulerParameters")
-    limit = int(size) if size.isdecimal() else 0
+    limit = min(int(size), MAX_COUNT) if size.isdecimal() else 0
     return [*lines, *_stated(max_array_size=limit or None, shrink_jobs=shrinks)]
 
 
@@ -228,23 +244,33 @@ def _accounts(facts: SlurmFacts) -> list[str]:
     enforced = _setting(facts, "AccountingStorageEnforce")
     if not enforced or enforced == "none":
         return ["account_required = false"]
-    user, routed = facts.user, _setting(facts, "JobSubmitPlugins")
+    user = facts.user
     if not user.associations:
         return [
             f"# AccountingStorageEnforce={enforced}: true for users without a default account.",
             "# account_required = true",
         ]
-    defaults, submit = user.own("defaultqos"), user.own("maxsubmit")
-    lowest = min(map(int, filter(str.isdecimal, submit)), default=None)
+    # Accounts may differ in both; the file states what is true for every account.
+    defaults = {row.get("defaultqos", "") for row in user.associations}
+    submit = {number_of(row, "maxsubmit") or 0 for row in user.associations}
     return [
         f"# Your accounts: {', '.join(user.own('account'))}.",
-        "# account_required = true" if routed else "account_required = false",
-        *_stated(default_qos=defaults[0] if len(defaults) == 1 else None, max_submit_jobs=lowest),
+        "# account_required = true" if _router(facts) else "account_required = false",
+        *_stated(
+            default_qos=min(defaults) or None if len(defaults) == 1 else None,
+            max_submit_jobs=min(max(submit), MAX_COUNT) if min(submit) else None,
+        ),
     ]
 
 
+def _router(facts: SlurmFacts) -> str:
+    """Return the plugins that may change a job's partition and account."""
+    plugins = _setting(facts, "JobSubmitPlugins").split(",")
+    return ",".join(one for one in plugins if one.rpartition("/")[2] not in _ONLY_CHECK)
+
+
 def _choice(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
-    plugin = _setting(facts, "JobSubmitPlugins")
+    plugin = _router(facts)
     free = [one for one in usable if not one.closed]
     if plugin:
         return [f"# choose_partition: left to the site (JobSubmitPlugins={plugin})"]
@@ -274,8 +300,9 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
         mem_style=_mem_style(record, facts.config) if _shares_memory(facts) else None,
         whole_nodes=_whole_nodes(record, facts.config) or None,
         restricted=one.closed or None,
-        **({} if one.closed else _rights(record, facts)),
+        **_rights(record, facts),
     )
+    stated += [f"defaults = {{ {time} }}" for time in _short_time(one, facts)]
     remarks = [f"# {remark}" for remark in one.remarks]
     counts = [f"{kind.name} = {kind.nodes}" for kind in one.kinds]
     inline = f"kinds = {{ {', '.join(counts)} }}"
@@ -288,7 +315,9 @@ def _whole_nodes(record: Mapping[str, str], config: Mapping[str, str]) -> bool:
     # select/linear, also below select/cray_aries, shares nodes only if OverSubscribe says so.
     of_cray = "cray" in select and "OTHER_CONS" not in config.get("SelectTypeParameters", "")
     linear = select == "select/linear" or of_cray
-    return shared == "EXCLUSIVE" or (linear and not shared.startswith(("FORCE", "YES")))
+    # Later than 25.05, the record has Exclusive=NODE instead.
+    exclusive = "EXCLUSIVE" in shared or "NODE" in record.get("Exclusive", "").upper()
+    return exclusive or (linear and not shared.startswith(("FORCE", "YES")))
 
 
 def _shares_memory(facts: SlurmFacts) -> bool:
@@ -327,22 +356,23 @@ def _limited_qos(facts: SlurmFacts) -> dict[str, dict[str, Any]]:
         return {}
     names = [*facts.user.own("qos"), *(one.get("QoS", "") for one in facts.partitions)]
     found = {name: rights.qos_limits(facts.user, name) for name in dict.fromkeys(names)}
-    return {name: limits for name, limits in found.items() if any(limits.values())}
+    # A limit of 0 is one as well, such as gres/gpu=0.
+    return {name: its for name, its in found.items() if any(v is not None for v in its.values())}
 
 
 def _qos(facts: SlurmFacts) -> list[str]:
-    lines = [
-        f"{_key(name)} = {{ {', '.join(_stated(**limits))} }}"
-        for name, limits in _limited_qos(facts).items()
-    ]
+    lines = []
+    for name, limits in _limited_qos(facts).items():
+        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
+        lines.append(f"{key} = {{ {', '.join(_stated(**limits))} }}")
     return ["\n# Limits of each QOS for one job.\n[qos]", *lines] if lines else []
 
 
-def _defaults(first: Offer) -> list[str]:
-    limit = first.max_walltime_s
-    if limit is None or limit >= HOUR_S:
-        return []
-    return [f"\n[defaults]\ntime = {_text(format_walltime(limit))}"]
+def _short_time(one: Offer, facts: SlurmFacts) -> list[str]:
+    """Return the default time of a partition whose jobs end before the usual default."""
+    of_qos = _limited_qos(facts).get(one.record.get("QoS", ""), {}).get("max_walltime")
+    times = [one.max_walltime_s or HOUR_S, parse_walltime(of_qos) if of_qos else HOUR_S]
+    return _stated(time=format_walltime(min(times))) if min(times) < HOUR_S else []
 
 
 def _setting(facts: SlurmFacts, name: str) -> str:
@@ -350,16 +380,16 @@ def _setting(facts: SlurmFacts, name: str) -> str:
     return "" if value == "(null)" else value
 
 
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
-
-
 def _stated(**facts: Any) -> list[str]:
     """Lines of TOML for the facts that are not None."""
     return [f"{key} = {_text(value)}" for key, value in facts.items() if value is not None]
 
 
-def _text(value: str | int | list[str]) -> str:
+def _text(value: str | int | list[str] | dict[str, int]) -> str:
     # For printable text, a number or a bool, JSON is also TOML.
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_text(key)} = {_text(one)}' for key, one in value.items())} }}"
     printable = "".join(filter(str.isprintable, value)) if isinstance(value, str) else value
     return json.dumps(printable, ensure_ascii=False)

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.slurm.clusters import keys
 from hpc_toolkit.slurm.clusters.files import (
+    ClusterFile,
     cluster_files,
     files_called,
     parse_table,
     read_table,
     with_earlier,
 )
-from hpc_toolkit.slurm.clusters.keys import KEYS, NODE_KEYS, SHAPE_KEYS, Option
 from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, OPTIONS, rivals_of
 from hpc_toolkit.system import tomltable as t
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hpc_toolkit.slurm.clusters.files import ClusterFile
-    from hpc_toolkit.slurm.clusters.keys import Backend, GpuRequest, MemStyle
 
 VARIABLES = {f"HPCTK_{option.upper()}": option for option in DEFAULT_OPTIONS}
 """Environment variables that override a key of every cluster's ``[defaults]``."""
@@ -61,10 +57,10 @@ class Limits:
     """Most memory of a node that one job may request, if that is less than the node has."""
     max_mem_per_cpu_mib: int | None = None
     """Most memory for each CPU of a job: a job that needs more must request more CPUs."""
-    gpu_request: GpuRequest | None = None
+    gpu_request: keys.GpuRequest | None = None
     """The option with which a script requests GPUs, because Slurm refuses a mix of them; "none" if
     the nodes of the partition imply the GPUs."""
-    mem_style: MemStyle | None = None
+    mem_style: keys.MemStyle | None = None
     """The option with which a script requests memory; "none" if the site sets memory itself."""
     whole_nodes: bool | None = None
     """Whether a job gets, and pays for, complete nodes."""
@@ -114,6 +110,10 @@ class Qos:
     """Most nodes of a job."""
     gpus: int | None = None
     """Most GPUs of a job on all of its nodes."""
+    gpu_types: tuple[tuple[str, int], ...] = ()
+    """Most GPUs of a type, if this is less: a100 = 4."""
+    cpus: int | None = None
+    """Most CPUs of a job on all of its nodes."""
     max_submit_jobs: int | None = None
     """Most jobs, including elements of arrays, that a user may have submitted."""
     overrides_partition: bool = False
@@ -145,10 +145,10 @@ class Cluster(Limits):
     identify: tuple[tuple[str, str], ...] = ()
     """How the site is recognized: Slurm's ClusterName, ``NAME=VALUE`` in the environment, or a
     pattern of the host name."""
-    gpu_request: GpuRequest | None = "gpus-per-node"
+    gpu_request: keys.GpuRequest | None = "gpus-per-node"
     currency: str = ""
     """Currency of the prices, such as USD, or SU for units of an allocation."""
-    mem_style: MemStyle | None = "mem"
+    mem_style: keys.MemStyle | None = "mem"
     kinds: tuple[NodeKind, ...] = ()
     """Kinds of nodes by name, in place of gpus_per_node, gpu_type, cpus_per_node and
     mem_per_node; a partition says how many nodes of each kind it has."""
@@ -177,7 +177,7 @@ class Cluster(Limits):
     """Variables that every script exports."""
     node_setup: tuple[str, ...] = ()
     """Commands that every script runs once on each node before its step."""
-    gpu_backend: Backend = "nccl"
+    gpu_backend: keys.Backend = "nccl"
     """The communication backend of a training with GPUs."""
     nccl: tuple[tuple[str, str], ...] = ()
     """Variables of NCCL and its transports that this site's network needs."""
@@ -311,8 +311,8 @@ def _check_kinds(cluster: Cluster) -> None:
             hint = near_miss(unknown[0], known)
             raise ConfigError(f"{where}: {unknown[0]!r} is not in [kinds]", hint=hint)
     for facts, where in places:
-        for key in SHAPE_KEYS:
-            if facts.kinds and getattr(facts, NODE_KEYS[key][0]) is not None:
+        for key in keys.SHAPE_KEYS:
+            if facts.kinds and getattr(facts, keys.NODE_KEYS[key][0]) is not None:
                 msg = f"{where}: kinds of nodes and {key} exclude each other"
                 raise ConfigError(msg, hint=f"move {key} into the kinds, or remove it")
 
@@ -346,9 +346,9 @@ class MergedFacts:
 
     def add(self, table: dict[str, Any], file: str) -> None:
         """Override earlier values with those of ``table``; inner tables merge key by key."""
-        values = t.convert(table, KEYS, file)
+        values = t.convert(table, keys.KEYS, file)
         for key, stated in table.items():
-            field = KEYS[key][0]
+            field = keys.KEYS[key][0]
             if isinstance(stated, dict):
                 for inner, value in values[field]:
                     # Of [defaults.sbatch] too, whose options may be fields of a request.
@@ -365,7 +365,7 @@ class MergedFacts:
             if text:
                 where = f"${variable}"
                 number = OPTIONS[option].value.word is int and re.fullmatch("[0-9]{1,9}", text)
-                value = Option(option)(int(text) if number else text, where)
+                value = keys.Option(option)(int(text) if number else text, where)
                 self.set_inner("defaults", option, value, Origin(where))
 
     def set_inner(self, field: str, inner: str, value: Any, origin: Origin) -> None:

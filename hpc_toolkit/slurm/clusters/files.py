@@ -11,6 +11,7 @@ import functools
 import os
 import stat
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,7 +23,6 @@ from hpc_toolkit.system.installation import config_directory
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from importlib.resources.abc import Traversable
 
 Layer = Literal["built-in", "site", "user", "project", "path"]

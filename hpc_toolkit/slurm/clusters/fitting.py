@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,8 +12,6 @@ from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
 from hpc_toolkit.system.tomltable import MAX_COUNT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from hpc_toolkit.slurm.clusters.facts import Cluster, Qos
 
 KINDS = "kinds"
@@ -108,10 +107,13 @@ def limiting_qos(site: Cluster, asked: str | None) -> list[Qos]:
 
 
 def _beyond_qos(limits: list[Qos], needs: Needs) -> Iterator[Excess]:
+    gpu_type = (needs.gpu_type or "").lower()
+    gpus = [dict(one.gpu_types).get(gpu_type, one.gpus) for one in limits]
     for key, wanted, limit, shown in (
         ("max_walltime", needs.time_s, [one.max_walltime_s for one in limits], format_walltime),
         ("nodes", needs.nodes, [one.nodes for one in limits], str),
-        ("gpus", needs.nodes * needs.gpus_per_node, [one.gpus for one in limits], str),
+        ("gpus", needs.nodes * needs.gpus_per_node, gpus, str),
+        ("cpus", needs.nodes * needs.cpus, [one.cpus for one in limits], str),
     ):
         for qos, most in zip(limits, limit, strict=True):
             if most is not None:
@@ -143,23 +145,9 @@ def fit(site: Cluster, needs: Needs) -> Fit | Excess:
     spelled = [one for one in _types(site) if one.lower() == given]
     if given and spelled and needs.gpu_type not in spelled:
         needs = replace(needs, gpu_type=spelled[0])
-    found = [
-        _fit(site, replace(needs, constraint=one)) for one in nodes.alternatives(needs.constraint)
-    ]
-    fits = [one for one in found if isinstance(one, Fit)]
-    if not fits:
-        lacks = [one for one in found if isinstance(one, Excess)]
-        return max(lacks, key=lambda one: one.key == "nodes" and int(one.limit.split()[0]))
-    # Slurm may take any of the choices.
-    same = (kind for one in fits if one.gpu_type == fits[0].gpu_type for kind in one.kinds)
-    return Fit(tuple(dict.fromkeys(same)), fits[0].gpu_type)
-
-
-def _fit(site: Cluster, needs: Needs) -> Fit | Excess:
-    kinds, known = kinds_of(site), _features(site)
-    counted = sum(number for _, number in nodes.counts(needs.constraint))
-    # Where the constraint counts fewer nodes than the job has, the others may be of any kind.
-    if needs.constraint and not 0 < counted < needs.nodes:
+    kinds = kinds_of(site)
+    if needs.constraint:
+        known = frozenset(feature for kind in kinds for feature in kind.features)
         kinds = tuple(kind for kind in kinds if nodes.has_features(needs.constraint, kind, known))
         if not kinds:
             return Excess("constraint", needs.constraint, ", ".join(sorted(known)), KINDS)
@@ -179,18 +167,14 @@ def _fit(site: Cluster, needs: Needs) -> Fit | Excess:
         kinds = able or kinds
         if key != "gpus_per_node":
             reachable = _able(reachable, resource, number) or reachable
-    if short := _short(site, needs, kinds):
+    if short := _short(needs, kinds):
         return short
     if needs.gpus_per_node and not needs.gpu_type:
-        return _with_type(site, needs, kinds, reachable)
+        return _with_type(needs, kinds, reachable)
     # CPU jobs take the share of nodes without GPUs, if these nodes are enough.
     plain = tuple(kind for kind in kinds if not kind.gpus)
-    enough = not needs.gpus_per_node and not _short(site, needs, plain)
+    enough = not needs.gpus_per_node and not _short(needs, plain)
     return Fit(plain if enough else kinds, needs.gpu_type)
-
-
-def _features(site: Cluster) -> frozenset[str]:
-    return frozenset(feature for kind in kinds_of(site) for feature in kind.features)
 
 
 def _able(kinds: tuple[NodeKind, ...], resource: str, number: int) -> tuple[NodeKind, ...]:
@@ -198,7 +182,7 @@ def _able(kinds: tuple[NodeKind, ...], resource: str, number: int) -> tuple[Node
 
 
 def _with_type(
-    site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...], reachable: tuple[NodeKind, ...]
+    needs: Needs, kinds: tuple[NodeKind, ...], reachable: tuple[NodeKind, ...]
 ) -> Fit | Excess:
     """Choose the type of a request without one, if only one type fits, or if Slurm might give
     it a part of a GPU or mix the types of a node. Slurm chooses among the ``reachable`` kinds."""
@@ -217,22 +201,18 @@ def _with_type(
         return Excess("untyped", str(number), ", ".join(named), KINDS)
     able = {one: tuple(k for k in kinds if one in k.complete_gpus(number)) for one in types if one}
     for one, own in able.items():
-        if not _short(site, needs, own):
+        if not _short(needs, own):
             return Fit(own, one)
     most = max(able.values(), key=_total, default=())
-    return (_short(site, needs, most) if able else None) or Fit(kinds, None)
+    return (_short(needs, most) if able else None) or Fit(kinds, None)
 
 
-def _short(site: Cluster, needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess | None:
-    """Return what these kinds lack: nodes, or nodes with a feature of which a number is needed."""
-    if _total(kinds) < needs.nodes:
-        limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
-        return Excess("nodes", str(needs.nodes), limit, KINDS)
-    for part, number in nodes.counts(needs.constraint):
-        own = tuple(kind for kind in kinds if nodes.has_features(part, kind, _features(site)))
-        if _total(own) < number:
-            return Excess("constraint", f"{part}*{number}", f"on {_total(own)} nodes", KINDS)
-    return None
+def _short(needs: Needs, kinds: tuple[NodeKind, ...]) -> Excess | None:
+    """Return what these kinds lack if their nodes are too few."""
+    if _total(kinds) >= needs.nodes:
+        return None
+    limit = f"{_total(kinds)} ({', '.join(kind.name for kind in kinds)})"
+    return Excess("nodes", str(needs.nodes), limit, KINDS)
 
 
 def _total(kinds: tuple[NodeKind, ...]) -> int:

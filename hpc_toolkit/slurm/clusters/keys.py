@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Any, Literal, get_args
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm import allowlist as allow
@@ -12,17 +13,8 @@ from hpc_toolkit.slurm.allowlist import matches
 from hpc_toolkit.slurm.clusters.nodes import read_gres
 from hpc_toolkit.slurm.containers import program_words
 from hpc_toolkit.slurm.render.file import read_sbatch
-from hpc_toolkit.slurm.render.spec import (
-    DEFAULT_OPTIONS,
-    MEMORY_OPTIONS,
-    OPTIONS,
-    read_quantity,
-)
+from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, MEMORY_OPTIONS, OPTIONS, read_quantity
 from hpc_toolkit.system import tomltable as t
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task", "gpus", "none"]
 MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
@@ -143,6 +135,8 @@ def sbatch_defaults(value: object, where: str) -> tuple[tuple[str, Any], ...]:
         if field in DEFAULT_OPTIONS:
             found[field] = Option(field)(given, place)
             continue
+        if given == "":
+            raise t.wrong(place, given, "a value, or false to leave it out")
         word = "no" if given is False else str(given)
         ((field, read),) = read_sbatch([name if given is True else f"{name}={word}"], place).items()
         if OPTIONS[field].templates != OPTIONS["nodes"].templates:
@@ -150,7 +144,8 @@ def sbatch_defaults(value: object, where: str) -> tuple[tuple[str, Any], ...]:
         if OPTIONS[field].value.quantity is not None:
             read = read_quantity(field, read, place)
         OPTIONS[field].value.check(read, place)
-        found |= {f"sbatch.{name}": given is True or word} if field == "sbatch" else {field: read}
+        passed = {f"sbatch.{name}": given is True or (word if given is not False else "")}
+        found |= passed if field == "sbatch" else {field: read}
     return tuple(found.items())
 
 
@@ -219,9 +214,11 @@ class Named:
 
 _QOS_KEYS: dict[str, t.Key] = {
     "max_walltime": ("max_walltime_s", t.walltime),
-    "nodes": ("nodes", t.count),
-    "gpus": ("gpus", t.count),
-    "max_submit_jobs": ("max_submit_jobs", t.count),
+    "nodes": ("nodes", t.count_or_zero),
+    "gpus": ("gpus", t.count_or_zero),
+    "gpu_types": ("gpu_types", Named(t.count_or_zero)),
+    "cpus": ("cpus", t.count_or_zero),
+    "max_submit_jobs": ("max_submit_jobs", t.count_or_zero),
     "overrides_partition": ("overrides_partition", t.flag),
     "overrides_partition_qos": ("overrides_partition_qos", t.flag),
 }

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from hpc_toolkit.system.quantities import counted, format_mem
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _SLICE = re.compile(r"\d+g\.?\d+gb|\.\d$|(^|[-_.])(mig|vgpu)", re.IGNORECASE)
 """Names of parts of a GPU: ``a100_3g.20gb``, ``1g.10gb``, ``l40s.4``, ``h100-mig``."""
 _NAME = r"[A-Za-z0-9_.:=-]+"
-_FEATURE = rf"\*\d+|{_NAME}"
 _UNITS = "KMGTP"
 _FEATURE_SETS = 4
 """Most sets of features that make kinds of their own of nodes with equal resources."""
-_TRUE, _FALSE = "\x01", "\x00"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,44 +118,16 @@ def format_count(number: int) -> str:
     return f"{number // 1024**power}{_UNITS[power - 1]}" if power and number else str(number)
 
 
-def alternatives(constraint: str) -> list[str]:
-    """Return a constraint for each choice of ``[a|b]``, of which all nodes need the same one."""
-    found = re.search(r"\[([^\]*]*)\]", constraint)
-    parts = re.split(r"\|(?![^(]*\))", found[1]) if found else []
-    return [constraint.replace(found[0], f"({one})") for one in parts if found] or [constraint]
-
-
-def counts(constraint: str) -> list[tuple[str, int]]:
-    """Return the parts of ``[a*2&(b&c)*4]`` with how many nodes need each."""
-    found = re.findall(rf"(\([^()]*\)|{_NAME})\*(\d+)", constraint)
-    return [(part, int(number)) for part, number in found]
-
-
 def has_features(constraint: str, kind: NodeKind, known: frozenset[str]) -> bool:
-    """Return whether nodes of a kind may satisfy a constraint such as ``(a100|h100)&ib``.
+    """Return whether nodes of a kind may satisfy features joined by "&" or by "|".
 
-    A feature that no kind lists may be on any node. With counts, as in ``[a*2&b*4]``, a node needs
-    one of the parts. Slurm gives no operator precedence: it reads from left to right.
+    A feature that no kind lists may be on any node. Constraints with brackets, counts or both
+    operators are left to Slurm.
     """
-
-    def holds(word: re.Match[str]) -> str:
-        if word[0].startswith("*"):
-            return word[0]
-        return _TRUE if word[0] in kind.features or word[0] not in known else _FALSE
-
-    def inner(part: re.Match[str]) -> str:
-        first, *more = re.split("([|&,])", part[1])
-        value = _TRUE in first
-        for operator, word in zip(more[::2], more[1::2], strict=True):
-            either = operator == "|" or "*" in part[1]
-            value = (value or _TRUE in word) if either else (value and _TRUE in word)
-        return _TRUE if value else _FALSE
-
-    text = re.sub(_FEATURE, holds, constraint).replace("[", "(").replace("]", ")")
-    text = f"({text})"
-    while (simpler := re.sub(r"\(([^()]*)\)", inner, text)) != text:
-        text = simpler
-    return _FALSE not in text
+    if not re.fullmatch(rf"{_NAME}([&,]{_NAME})*|{_NAME}([|]{_NAME})+", constraint):
+        return True
+    holds = [one in kind.features or one not in known for one in re.split("[&,|]", constraint)]
+    return any(holds) if "|" in constraint else all(holds)
 
 
 def kinds_of_records(nodes: Sequence[Mapping[str, str]]) -> list[NodeKind]:
@@ -169,19 +136,27 @@ def kinds_of_records(nodes: Sequence[Mapping[str, str]]) -> list[NodeKind]:
     for shape in shapes:
         sizes[replace(shape, mem_mib=None)].add(shape.mem_mib or 0)
     # Nodes whose memory differs by a percent are of one kind, with the smallest memory.
+    smallest: dict[tuple[NodeKind, int], int] = {}
+    for shape, all_sizes in sizes.items():
+        least = 0
+        for size in sorted(all_sizes):
+            least = size if size > least * 1.01 else least
+            smallest[shape, size] = least
     for at, shape in enumerate(shapes):
-        near = (m for m in sizes[replace(shape, mem_mib=None)] if m * 1.01 >= (shape.mem_mib or 0))
-        shapes[at] = replace(shape, mem_mib=min(near) or None)
+        least = smallest[replace(shape, mem_mib=None), shape.mem_mib or 0]
+        shapes[at] = replace(shape, mem_mib=least or None)
     texts = [node.get("AvailableFeatures", "").split(",") for node in nodes]
     sets = [frozenset(text).difference(("", "(null)", "none")) for text in texts]
-    variants = defaultdict[NodeKind, set[frozenset[str]]](set)
+    variants = defaultdict[NodeKind, list[frozenset[str]]](list)
     for shape, features in zip(shapes, sets, strict=True):
-        variants[shape].add(features)
+        variants[shape].append(features)
     # Features of racks would make a kind of each; the features of all nodes tell nothing.
     noise = frozenset.intersection(*sets) if sets else frozenset()
     for some in variants.values():
-        if len(some) > _FEATURE_SETS:
-            noise |= frozenset.union(*some) - frozenset.intersection(*some)
+        numbers = Counter(feature for features in some for feature in features)
+        for number in sorted(set(numbers.values())):
+            if len({features - noise for features in some}) > _FEATURE_SETS:
+                noise |= {feature for feature in numbers if numbers[feature] == number}
     kinds = [
         replace(shape, features=tuple(sorted(features - noise)))
         for shape, features in zip(shapes, sets, strict=True)
@@ -202,15 +177,18 @@ def _names(kinds: list[NodeKind]) -> dict[NodeKind, str]:
         name = re.sub(r"[^\w-]", "_", text)[:40]
         if kind.mem_mib and list(short.values()).count(text) > 1:
             name += f"-{format_mem(kind.mem_mib)}"
-        number = sum(name in (other, other.partition("-v")[0]) for other in names)
-        names.append(f"{name}-v{number + 1}" if number else name)
+        further = (f"{name}-v{number}" for number in range(2, len(kinds) + 1))
+        names.append(next(one for one in (name, *further) if one not in names))
     return dict(zip(kinds, names, strict=True))
 
 
 def _shape(node: Mapping[str, str]) -> NodeKind:
     resources = read_gres(node.get("Gres", "").replace("(null)", ""))
-    # Since 22.05, CPUEfctv is the number of CPUs that CoreSpecCount leaves to jobs.
-    cpus = number_of(node, "CPUEfctv") or number_of(node, "CPUTot")
+    # CPUEfctv is the number of CPUs that CoreSpecCount leaves to jobs; 21.08 does not show it.
+    total = number_of(node, "CPUTot") or 0
+    cores = (number_of(node, "Sockets") or 0) * (number_of(node, "CoresPerSocket") or 0)
+    special = (number_of(node, "CoreSpecCount") or 0) * (total // cores if cores else 1)
+    cpus = number_of(node, "CPUEfctv") or max(0, total - special) or None
     mem = number_of(node, "RealMemory")
     kept = number_of(node, "MemSpecLimit") or 0
     # Slurm shows RealMemory=1 if it is not configured.

@@ -6,13 +6,12 @@ import grp
 import os
 import pwd
 import re
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hpc_toolkit.slurm.client import SlurmError, ask
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from hpc_toolkit.system.tomltable import MAX_COUNT
 
 _ANSWER_S = 10.0
 ASSOCIATION = ("Cluster", "Account", "User", "Partition", "QOS", "DefaultQOS", "MaxSubmit")
@@ -78,12 +77,15 @@ def parse_rows(text: str, columns: tuple[str, ...]) -> Rows:
 
 
 def closed(record: Mapping[str, str], user: User) -> str:
-    """Return why a user cannot use a partition; "" if nothing excludes them."""
+    """Return why a user cannot use a partition; "" if nothing excludes them.
+
+    Its host lists are written without brackets.
+    """
     groups, hosts = record.get("AllowGroups", "ALL"), record.get("AllocNodes", "ALL")
     accounts = record.get("AllowAccounts", "ALL")
     if groups != "ALL" and not user.groups & set(words(groups)):
         return f"AllowGroups={groups}: you are in none of these groups"
-    if hosts != "ALL" and not (in_hosts(user.host, hosts) or in_hosts("localhost", hosts)):
+    if not takes_from(hosts, user):
         return f"AllocNodes={hosts}: this host is {user.host}"
     if record.get("ReqResv", "NO") != "NO":
         return "ReqResv=YES: jobs need a reservation"
@@ -91,6 +93,11 @@ def closed(record: Mapping[str, str], user: User) -> str:
         return _excluded(record, user)
     # Most users have no account in such a list; of QOS they may choose one.
     return "" if accounts == "ALL" else f"AllowAccounts={accounts}: your accounts are unknown"
+
+
+def takes_from(hosts: str, user: User) -> bool:
+    """Whether AllocNodes names the user's host; host lists in it are not expanded."""
+    return hosts == "ALL" or not {user.host, "localhost"}.isdisjoint(words(hosts))
 
 
 def _excluded(record: Mapping[str, str], user: User) -> str:
@@ -123,42 +130,23 @@ def permitted(record: Mapping[str, str], user: User, key: str, column: str) -> l
 def qos_limits(user: User, name: str) -> dict[str, Any]:
     """Return the limits of a QOS for one job, by their keys in a cluster file."""
     row = next((one for one in user.qos if one.get("name") == name), {})
-    found: dict[str, Any] = {"max_walltime": row.get("maxwall") or None}
-    for key, resource in (("nodes", "node"), ("gpus", "gres/gpu")):
-        numbers = [
-            int(number)
-            for column in ("maxtres", "maxtrespu", "grptres")
-            for number in re.findall(rf"(?:^|,){resource}=(\d+)", row.get(column, ""))
-        ]
-        found[key] = min(numbers, default=None)
+    wall = row.get("maxwall", "")
+    found: dict[str, Any] = {"max_walltime": wall if re.search("[1-9]", wall) else None}
+    texts = [row.get(column, "") for column in ("maxtres", "maxtrespu", "grptres")]
+    numbers: dict[str, int] = {}
+    for resource, number in re.findall(r"([^,=]+)=(\d+)", ",".join(texts)):
+        numbers[resource] = min(int(number), numbers.get(resource, MAX_COUNT))
+    for key, resource in (("nodes", "node"), ("gpus", "gres/gpu"), ("cpus", "cpu")):
+        found[key] = numbers.get(resource)
+    of_all = numbers.get("gres/gpu", MAX_COUNT)
+    typed = [(one.partition(":")[2].lower(), numbers[one]) for one in numbers if "gpu:" in one]
+    found["gpu_types"] = {one: min(number, of_all) for one, number in typed} or None
     submit = row.get("maxsubmitpu", "")
-    found["max_submit_jobs"] = int(submit) if submit.isdecimal() else None
+    found["max_submit_jobs"] = min(int(submit), MAX_COUNT) if submit.isdecimal() else None
     flags = row.get("flags", "")
     found["overrides_partition"] = "Partition" in flags or None
     found["overrides_partition_qos"] = "OverPartQOS" in flags or None
     return found
-
-
-def in_hosts(host: str, hosts: str) -> bool:
-    """Return whether a host is in a list such as ``login[1-3],r[1,3-4]n[01-16]``."""
-    for part in re.split(r",(?![^\[]*\])", hosts):
-        texts = re.split(r"\[([^\]]*)\]", part)
-        pattern = "".join(r"(\d+)" if at % 2 else re.escape(one) for at, one in enumerate(texts))
-        match = re.fullmatch(pattern, host)
-        if match and all(map(_in_ranges, match.groups(), texts[1::2])):
-            return True
-    return False
-
-
-def _in_ranges(number: str, ranges: str) -> bool:
-    for one in ranges.split(","):
-        low, _, high = one.partition("-")
-        # 01 and 1 are different hosts.
-        padded = number.startswith("0") or low.startswith("0")
-        same = len(number) == len(low) or not padded
-        if same and low.isdecimal() and int(low) <= int(number) <= int(high or low):
-            return True
-    return False
 
 
 def words(text: str) -> list[str]:

@@ -87,5 +87,5 @@ _SCHEMAS |= {
     keys.partitions: {
         "type": "array",
         "items": {**_object(keys.PARTITION_KEYS, _docstrings("Partition")), "required": ["name"]},
-    },
+    }
 }

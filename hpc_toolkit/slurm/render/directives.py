@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.choice import choose_partition, first_fit, fitting_site, named_site
+from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least, limiting_qos
-from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS, OPTIONS, option, rivals_of, shown
-from hpc_toolkit.slurm.render.values import NO_MEMORY, SIGNALLED, file_name, parse_array
+from hpc_toolkit.slurm.clusters.nodes import NodeKind
+from hpc_toolkit.slurm.render.spec import (
+    MEMORY_OPTIONS,
+    OPTIONS,
+    ScriptSpec,
+    option,
+    rivals_of,
+    shown,
+)
+from hpc_toolkit.slurm.render.values import NO_MEMORY, SIGNALLED, file_name, left_out, parse_array
 from hpc_toolkit.system.quantities import HOUR_S, format_walltime
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.clusters.nodes import NodeKind
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 Directive = tuple[str, str | None]
 """A long option of sbatch without its dashes, and its value; None if the option takes no value."""
@@ -109,7 +112,7 @@ def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
         for name, value in options
         if value is not None and value is not False
     ]
-    passed = [text.partition("=") for text in full.sbatch]
+    passed = [text.partition("=") for text in full.sbatch if not left_out(text)]
     return [*given, *((name, value if equals else None) for name, equals, value in passed)]
 
 
@@ -171,6 +174,8 @@ def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict
                 spec = replace(spec, sbatch=(*spec.sbatch, text))
             continue
         row = OPTIONS[name]
+        if name.replace("_", "-") in given:  # left out by --sbatch NAME=
+            continue
         useless = (row.needs and not getattr(spec, row.needs)) or (spec.plain and not row.plain)
         others = (name, *rivals_of(name))
         if useless or any(getattr(spec, other) is not None for other in others):
@@ -344,10 +349,11 @@ def memory_mib(full: ScriptSpec) -> int:
 def cpus_share(full: ScriptSpec, site: Cluster) -> int:
     """Return the CPUs per rank that belong to the requested GPUs on every node that fits.
 
-    At least 1, and as many as the requested memory needs.
+    At least 1, as many as the requested memory needs, and no more than a QOS allows.
     """
-    shares = [_shares(full, site, kind)[0] for kind in kinds_of(site)]
-    share = int(min((one for one in shares if one is not None), default=0)) // ranks(full)
+    shares = [one for kind in kinds_of(site) if (one := _shares(full, site, kind)[0]) is not None]
+    limits = [Fraction(one.cpus, full.nodes) for one in limiting_qos(site, full.qos) if one.cpus]
+    share = int(min([*shares, *limits[:1]])) // ranks(full) if shares else 0
     most_mib, needed = site.max_mem_per_cpu_mib, 1
     if most_mib and (full.mem or full.mem_per_gpu):
         needed = -(-memory_mib(full) // (most_mib * ranks(full)))
@@ -378,11 +384,14 @@ def memory_share(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
     known = [share for share in shares if share is not None]
     if not known or site.mem_style == "none":
         return {}
-    per_node = min(known)
-    if site.max_mem_per_cpu_mib:
-        per_node = min(per_node, Fraction(site.max_mem_per_cpu_mib * cpus(full)))
+    per_node, most_mib, of_job = min(known), site.max_mem_per_cpu_mib, cpus(full)
+    if site.whole_nodes and site.mem_style == "mem-per-cpu":
+        # Slurm gives memory for each CPU of the node, not only for those that are requested.
+        of_job = max([of_job, *(kind.cpus or 0 for kind in kinds_of(site))])
+    if most_mib:
+        per_node = min(per_node, Fraction(most_mib * of_job))
+    if site.mem_style == "mem" or (site.whole_nodes and not most_mib):
+        return {"mem": max(1, int(per_node))}
     if site.mem_style == "mem-per-gpu" and full.gpus_per_node:
         return {"mem_per_gpu": max(1, int(per_node / full.gpus_per_node))}
-    if site.mem_style == "mem":
-        return {"mem": max(1, int(per_node))}
-    return {"mem_per_cpu": max(1, int(per_node / cpus(full)))}
+    return {"mem_per_cpu": max(1, int(per_node / of_job))}

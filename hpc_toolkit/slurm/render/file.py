@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.rundir import files
 from hpc_toolkit.slurm.allowlist import refuse_twice
-from hpc_toolkit.slurm.render.spec import DEFAULTS, FIELDS, OPTIONS, asked, option, shown
-from hpc_toolkit.slurm.render.values import EXCLUSIVE, FLAG, PASSED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import (
+    DEFAULTS,
+    FIELDS,
+    OPTIONS,
+    ScriptSpec,
+    asked,
+    option,
+    shown,
+)
+from hpc_toolkit.slurm.render.values import EXCLUSIVE, FLAG, PASSED, left_out
 
 _MARK = "# hpctk-body: sha256:"
 _HERE = "# hpctk-body:"
@@ -191,6 +195,8 @@ def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
 def read_sbatch(texts: Sequence[str], where: str = "--sbatch") -> dict[str, Any]:
     """The fields that ``--sbatch NAME[=VALUE]`` sets; other names stay in the field ``sbatch``.
 
+    So do those without a text behind ``=``: they set nothing, but leave out a default.
+
     Raises RenderError for a name that is given twice or lacks its value.
     """
     refuse_twice([text.partition("=")[0] for text in texts], where)
@@ -201,7 +207,7 @@ def read_sbatch(texts: Sequence[str], where: str = "--sbatch") -> dict[str, Any]
         if not equals and needs_value(name):
             msg = f"{where}: {name!r} needs a value"
             raise RenderError(msg, hint=f"write --sbatch {name}=VALUE")
-        if name not in FIELDS:
+        if name not in FIELDS or left_out(text):
             passed.append(text)
             continue
         field = name.replace("-", "_")

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.choice import named_site
+from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.clusters.fitting import with_gpus
+from hpc_toolkit.slurm.containers import PROGRAMS, Container, gpu_of_type, program_words
 from hpc_toolkit.slurm.render import spec as s
-from hpc_toolkit.slurm.render.directives import site_of
+from hpc_toolkit.slurm.render.directives import Directive, site_of
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.system.options import launcher_option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.render.directives import Directive
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 _STARTERS = re.compile(r"(.*/)?(python[0-9.]*|torchrun|accelerate|srun|mpirun)")
 _EXAMPLE = {
@@ -150,6 +147,26 @@ def _check_plain(template: str, given: dict[str, Any]) -> None:
             raise RenderError(msg, hint="leave it out, or leave out --plain")
 
 
+def container_of(full: ScriptSpec, cluster: Cluster) -> Container:
+    """The container of a request. Raises RenderError if the cluster's program is unknown, or for
+    a directory that the program cannot show."""
+    written = cluster.written("container_runtime")
+    if cluster.container_runtime is None:
+        msg = f"--container: the container runtime of {cluster.name} is unknown ({written})"
+        raise RenderError(msg, hint=f"set it to one of {', '.join(PROGRAMS)}")
+    container = Container(
+        words=program_words(cluster.container_runtime, written),
+        image=full.container or "",
+        binds=(*cluster.binds, *full.bind),
+        gpu=gpu_of_type(full.gpu_type) if full.gpus_per_node else "",
+    )
+    for bind in container.binds:
+        if letters := container.refused(bind.replace(":", "").replace("\\", "")):
+            msg = f"--bind: {container.words[0]} cannot show {bind!r}: {letters!r} separate paths"
+            raise RenderError(msg, hint="use a directory without these characters in its path")
+    return container
+
+
 def plain_words(
     full: ScriptSpec, directives: list[Directive], template: str, options: Iterable[str]
 ) -> list[str]:
@@ -209,13 +226,15 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
         return spec
     gpus = spec.gpus_per_node or (1 if template == "train-single-gpu" else 0)
     by_rank = spec.launch == BY_RANK
+    # A rank gets its own cores; the ranks of a launcher share them.
+    bound = "cores" if by_rank or template == "train-cpu" else "none"
     standard: dict[str, Any] = {
         "launch": BY_NODE,
         "nproc_per_node": gpus or 1,
         "rank_restarts": 0 if by_rank else RANK_RESTARTS,
         "backend": cluster.gpu_backend if gpus else "gloo",
         "run_dir": training_directory(spec.run_dir, spec.job_name),
-        "cpu_bind": None if spec.hint else _bound(template, by_rank=by_rank),
+        "cpu_bind": None if spec.hint else bound,
     }
     chosen = {name: value for name, value in standard.items() if getattr(spec, name) is None}
     full = replace(spec, gpus_per_node=gpus, **chosen)
@@ -296,11 +315,6 @@ def _check_binding(full: ScriptSpec) -> None:
     if ranks > gpus:
         msg = f"--numa-binding: a node's GPUs ({gpus}) are fewer than its ranks ({ranks})"
         raise RenderError(msg, hint="one rank per GPU, or leave it out")
-
-
-def _bound(template: str, *, by_rank: bool) -> str:
-    """Return the default CPU binding: a rank gets its own cores, a launcher's ranks share them."""
-    return "cores" if by_rank or template == "train-cpu" else "none"
 
 
 def _cpus(full: ScriptSpec, template: str, cluster: Cluster, tasks: int) -> int | None:

@@ -12,47 +12,51 @@ import functools
 import json
 import re
 import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import HpcToolkitError, RenderError, near_miss
-from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.allowlist import setup_words
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.containers import plain_lines
 from hpc_toolkit.slurm.render import file as scripts
-from hpc_toolkit.slurm.render.directives import complete, directive_text, directives
-from hpc_toolkit.slurm.render.kinds import check_template, plain_words, prepared, training
-from hpc_toolkit.slurm.render.spec import read_spec
-from hpc_toolkit.slurm.render.surroundings import surroundings
+from hpc_toolkit.slurm.render import kinds
+from hpc_toolkit.slurm.render.directives import (
+    Directive,
+    complete,
+    cpus_of_rank,
+    directive_text,
+    directives,
+    ranks,
+)
+from hpc_toolkit.slurm.render.file import Header
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, QUEUES, RAY, ScriptSpec, read_spec, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from importlib.resources.abc import Traversable
-    from pathlib import Path
 
-    from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.slurm.render.file import Header
-    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 _SUFFIX = ".sbatch.j2"
 _PARENTS = ("base", "plain")
 """Templates that others extend, and that are not rendered by themselves."""
 _PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
-# Text that every reader of YAML takes for text, although it is not quoted.
-_PLAIN_YAML = re.compile(
-    r"(?!(?i:y|n|yes|no|on|off|true|false|null)\Z)[A-Za-z/][A-Za-z0-9_./-]*", re.ASCII
-)
-_KEY_MAX = 122
-"""Longest YAML key that is written without a question mark in front of it."""
-
 _SHORT = 16
 """Hexadecimal digits of a hash that guards against accidents."""
 _WIDTH = 116
+Step = tuple[list[str], str]
+"""The words of a command, and the log message if the command fails."""
+
+_KIND = {**dict.fromkeys(QUEUES, "work"), "command": "command", RAY: RAY}
+"""The subcommand of hpctk batch; "train" for a training."""
 
 
-class _Marked(str):
+class Marked(str):
     """Text that a filter has made safe for the place where the template puts it."""
 
     __slots__ = ()
@@ -72,13 +76,13 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     if template not in template_names():
         msg = f"unknown template: {template!r}"
         raise RenderError(msg, hint=near_miss(template, template_names()))
-    check_template(spec, template)
-    full = complete(prepared(spec, template, cluster), cluster)
-    trained = training(full, template, cluster)
+    kinds.check_template(spec, template)
+    full = complete(kinds.prepared(spec, template, cluster), cluster)
+    trained = kinds.training(full, template, cluster)
     options = directives(full, cluster)
     program = trained.program if trained else full.command
     quoted = (
-        plain_words(full, options, template, trained.options if trained else ())
+        kinds.plain_words(full, options, template, trained.options if trained else ())
         if full.plain
         else map(shlex.quote, program)
     )
@@ -103,9 +107,11 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     return scripts.sign(fill(file, values))
 
 
-def fill(file: str, values: dict[str, Any]) -> str:
-    """Fill the template ``file`` of a job script or of a manifest."""
-    return _environment().get_template(file).render(values)
+def fill(file: str, values: dict[str, Any], **filters: Callable[..., Marked]) -> str:
+    """Fill the template ``file`` of a job script or of a manifest, which has filters of its own."""
+    environment = _environment()
+    environment.filters.update(filters)
+    return environment.get_template(file).render(values)
 
 
 def _lineage(file: str) -> list[str]:
@@ -140,23 +146,20 @@ def _environment() -> jinja2.Environment:
         comment_end_string="--#>",
     )
     environment.filters.update(
-        sh=lambda text: _Marked(shlex.quote(text)),
-        sh_words=lambda words: _Marked(shlex.join(words)),
-        commented=lambda command: _Marked(_wrapped(command, "#   ", "#     ")),
+        sh=lambda text: Marked(shlex.quote(text)),
+        sh_words=lambda words: Marked(shlex.join(words)),
+        commented=lambda command: Marked(_wrapped(command, "#   ", "#     ")),
         started=_started,
-        run=lambda words: _Marked(_wrapped([*words, '"$@"'], "", "  ")),
+        run=lambda words: Marked(_wrapped([*words, '"$@"'], "", "  ")),
         text=_comment_text,
-        line=_Marked,
-        directive=lambda option: _Marked(directive_text(option)),
-        yaml=_yaml,
-        literal=lambda word: _yaml(word.replace("$", "$$")),
-        entries=_entries,
+        line=Marked,
+        directive=lambda option: Marked(directive_text(option)),
     )
     return environment
 
 
 def _refuse_unmarked(value: Any) -> Any:
-    if isinstance(value, _Marked) or type(value) is int:
+    if isinstance(value, Marked) or type(value) is int:
         return value
     msg = f"template: {value!r} is written into the script without a filter"
     raise RenderError(msg, hint="use |sh, |sh_words, |directive, |yaml or |text")
@@ -184,43 +187,18 @@ def _with_values(words: list[str]) -> Iterator[str]:
         at += 2 if takes and pair[0] != "--" else 1
 
 
-def _started(batch: tuple[str, ...], words: tuple[str, ...]) -> _Marked:
+def _started(batch: tuple[str, ...], words: tuple[str, ...]) -> Marked:
     """The line that starts the batch process; ``words``, of the user's program, are quoted."""
     argv = [*map(shlex.quote, batch), "--", '"$0"', *words, '"$@"']
-    return _Marked(_wrapped(argv, "exec ", "  "))
+    return Marked(_wrapped(argv, "exec ", "  "))
 
 
-def _comment_text(text: str) -> _Marked:
+def _comment_text(text: str) -> Marked:
     """Check that text for a comment or a name stays on its line."""
     if not text.isprintable():
         msg = f"template: {text!r} would not stay on one line"
         raise RenderError(msg, hint="remove the control characters")
-    return _Marked(text)
-
-
-def _yaml(text: str) -> _Marked:
-    """Write text as a YAML scalar: a plain word, or JSON with other characters escaped as in YAML.
-
-    Kubernetes would read ``y`` and ``1e3`` without quotes as a boolean and as a number.
-    """
-    if _PLAIN_YAML.fullmatch(text):
-        return _Marked(text)
-    # YAML has no pairs of surrogates, and some characters outside ASCII end a line of it.
-    return _Marked(re.sub("[^ -~]", _escaped, json.dumps(text, ensure_ascii=False)))
-
-
-def _escaped(character: re.Match[str]) -> str:
-    code = ord(character[0])
-    letter, digits = ("x", 2) if code < 0x100 else ("u", 4) if code < 0x10000 else ("U", 8)
-    return f"\\{letter}{code:0{digits}X}"
-
-
-def _entries(mapping: dict[str, str], indent: int) -> _Marked:
-    """Write the entries of a YAML mapping; all lines after the first are indented."""
-    line = "\n" + " " * indent
-    keys = (_yaml(key) if len(key) <= _KEY_MAX else f"? {_yaml(key)}{line}" for key in mapping)
-    pairs = zip(keys, mapping.values(), strict=True)
-    return _Marked(line.join(f"{key}: {_yaml(value)}" for key, value in pairs))
+    return Marked(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,3 +252,131 @@ def _changes(old: Header, new: Header) -> list[str]:
     if old.cluster_sha256 != new.cluster_sha256:
         found.append(f"the facts of the cluster {old.cluster} changed")
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """All that a script does before hpctk takes over, in the order in which it happens."""
+
+    shebang: str
+    env: tuple[tuple[str, str], ...]
+    preparation: tuple[Step, ...]
+    venv: str
+    setup: tuple[Step, ...]
+    teardown: tuple[list[str], ...]
+    threads: str
+    """The value of OMP_NUM_THREADS, as bash reads it."""
+    container: tuple[str, ...]
+    """Lines of a plain script that set the bash array ``container``, the words of a container."""
+    batch: tuple[str, ...]
+    """The command of the batch process, up to "--" and the words of the job."""
+
+
+def surroundings(
+    full: ScriptSpec,
+    cluster: Cluster,
+    directives: list[Directive],
+    template: str,
+    trained: kinds.Training | None,
+) -> Surroundings:
+    """Compute what surrounds the program of a complete request on ``cluster``.
+
+    Raises RenderError: the request needs a fact that the site's file does not state.
+    """
+    given = {name for name, _ in directives}
+    modules = [
+        (["module", "load", name], f"cannot load module {name}")
+        for name in (*cluster.modules, *full.modules)
+    ]
+    setup = [setup_words(line, "--setup") for line in (*cluster.setup, *full.setup)]
+    container: list[str] = []
+    if full.plain and full.container:
+        container = plain_lines(kinds.container_of(full, cluster), gpus=full.gpus_per_node > 0)
+    return Surroundings(
+        shebang="#!/bin/bash -l" if cluster.login_shell else "#!/bin/bash",
+        env=(*cluster.env, *_network(full, cluster), *full.env),
+        preparation=(*modules, *_conda(full, cluster)),
+        venv=(full.venv or "").rstrip("/"),
+        setup=tuple((words, f"setup failed: {' '.join(words)}") for words in setup),
+        teardown=tuple(setup_words(line, "--teardown") for line in full.teardown),
+        threads=_threads(full, given, trained),
+        container=tuple(container),
+        batch=(
+            *(full.python or "", "-P", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
+            *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
+            *(trained.options if trained else ()),
+        ),
+    )
+
+
+def _values(
+    full: ScriptSpec, cluster: Cluster, given: set[str], template: str
+) -> Iterator[tuple[str, object]]:
+    """Options of the batch process, those that are not its defaults."""
+    of_a_task = ranks(full) if "gpus-per-task" in given else 1
+    standard = {
+        "run": (full.run, None),
+        "gpus": (full.gpus_per_node // of_a_task, 0),
+        "max-restarts": (full.max_restarts, MAX_RESTARTS),
+        "array-offset": (full.array_offset, 0),
+    }
+    yield from ((name, value) for name, (value, usual) in standard.items() if value != usual)
+    for name in ("idle_exit", "lease"):
+        if seconds := getattr(full, name):
+            yield name.replace("_", "-"), shown(name, seconds)
+    # Not in an array, whose last element scontrol would take for all of them.
+    several = full.nodes > 1 and not (full.array or full.container)
+    if template == "work-queue" and cluster.shrink_jobs and several:
+        yield "shrink-every", "1min"
+    commands = {"node-setup": (*cluster.node_setup, *full.node_setup), "teardown": full.teardown}
+    for name, lines in commands.items():
+        yield from ((name, shlex.join(setup_words(line, f"--{name}"))) for line in lines)
+    if full.container is not None:
+        yield from _container(full, cluster, template)
+
+
+def _container(full: ScriptSpec, cluster: Cluster, template: str) -> Iterator[tuple[str, object]]:
+    container = kinds.container_of(full, cluster)
+    name = PurePosixPath(container.words[0]).name
+    yield name, full.container
+    if container.words != (name,):
+        yield "container-words", shlex.join(container.words)
+    if container.gpu:
+        yield "gpu-maker", container.gpu
+    for directory in container.binds:
+        yield "bind", directory
+    if template != "command":
+        yield "container-python", full.container_python
+
+
+def _threads(full: ScriptSpec, given: set[str], trained: kinds.Training | None) -> str:
+    processes = trained.processes if trained else 1
+    if processes > 1 and "cpus-per-task" in given:
+        return f"$((SLURM_CPUS_PER_TASK > {processes} ? SLURM_CPUS_PER_TASK / {processes} : 1))"
+    return "$SLURM_CPUS_PER_TASK" if "cpus-per-task" in given else str(cpus_of_rank(full))
+
+
+def _network(full: ScriptSpec, cluster: Cluster) -> tuple[tuple[str, str], ...]:
+    """Return the site's network variables: all with GPUs, else those of Gloo for a training."""
+    if full.gpus_per_node:
+        return cluster.nccl
+    trains = full.launch is not None
+    return tuple(pair for pair in cluster.nccl if trains and pair[0].startswith("GLOO_"))
+
+
+def _conda(full: ScriptSpec, cluster: Cluster) -> tuple[Step, ...]:
+    if full.conda is None:
+        return ()
+    path = PurePosixPath(full.conda)
+    base = cluster.conda_base
+    if base is None and path.is_absolute() and path.parent.name == "envs":
+        base = str(path.parents[1])
+    if base is None:
+        msg = f"--conda: the path of conda is unknown ({cluster.written('conda_base')})"
+        raise RenderError(msg, hint="set it there, or give the environment's path .../envs/NAME")
+    functions = f"{base.rstrip('/')}/etc/profile.d/conda.sh"
+    # Not 'conda init', which would edit the user's ~/.bashrc.
+    return (
+        (["source", functions], f"no conda in {base}"),
+        (["conda", "activate", full.conda], f"cannot activate {full.conda}"),
+    )

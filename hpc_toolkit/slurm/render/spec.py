@@ -8,16 +8,14 @@ no later step sees a value that a shell could misread.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import refusal
 from hpc_toolkit.slurm.render import values as v
 from hpc_toolkit.slurm.render.values import check_passed, count, path, text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_RESTARTS = 10
 """Also the default of ``hpctk batch``, so that a script need not say it."""
@@ -187,7 +185,7 @@ class ScriptSpec:
     chdir: str | None = _field(None, Row("", v.DIRECTORY, "Working directory of the job.", "DIR",
         directive=4))
     sbatch: tuple[str, ...] = _field((), Row(JOB,
-        v.Value(lambda texts, where: check_passed(texts, where, _OWN)),
+        v.Value(lambda texts, where: check_passed(texts, where, _OWN, _DEFAULTED)),
         "Any other option of sbatch; may be repeated.", "NAME[=VALUE]"))
     run: str | None = _field(None, Row(ENVIRONMENT,
         path(v.NO_OPTION, "a run's path; ./-x for one called -x"),
@@ -298,6 +296,9 @@ _OWN: dict[str, str] = {
     if row.directive or not row.panel
 }
 """Options of sbatch that are rows, and how to write them."""
+
+_DEFAULTED: tuple[str, ...] = (*FIELDS, *(name.replace("_", "-") for name in DEFAULT_OPTIONS))
+"""Those of which a cluster file may have a default."""
 
 
 def read_spec(values: Mapping[str, Any]) -> ScriptSpec:

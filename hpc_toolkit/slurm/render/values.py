@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm import allowlist as allow
 from hpc_toolkit.slurm.allowlist import refusal
 from hpc_toolkit.system import quantities as q
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 NO_MEMORY = -1
 """The memory per node of a request that leaves the memory to Slurm."""
@@ -127,8 +126,18 @@ def _range(first: int, last: int | None = None, step: int = 1) -> range:
 
 
 def file_name(job_name: str) -> str:
-    """Return a job's name as the name of a file; different names may give the same file."""
-    return re.sub("[^A-Za-z0-9._-]", "_", job_name)
+    """Return a job's name as the name of a file.
+
+    A name that has to be changed gets a part of its hash, so that no two jobs share a file.
+    """
+    name = re.sub("[^A-Za-z0-9._-]", "_", job_name)
+    return name if name == job_name else f"{name}-{sha256(job_name.encode()).hexdigest()[:8]}"
+
+
+def left_out(text: str) -> str:
+    """Return the option whose default ``NAME=`` leaves out; "" for a text that sets an option."""
+    name, equals, value = text.partition("=")
+    return name if equals and not value else ""
 
 
 def check_dependency(text: str, where: str) -> None:
@@ -142,10 +151,13 @@ def check_dependency(text: str, where: str) -> None:
         raise refusal(where, text, _DEPENDENCY_HINT)
 
 
-def check_passed(texts: tuple[str, ...], where: str, own: Mapping[str, str]) -> None:
+def check_passed(
+    texts: tuple[str, ...], where: str, own: Mapping[str, str], defaults: tuple[str, ...]
+) -> None:
     """Raise RenderError unless all ``NAME[=VALUE]`` may be passed on and none is given twice.
 
-    ``own`` are options of sbatch with a field, and how to write them.
+    ``own`` are options of sbatch with a field, and how to write them. Those of ``defaults`` may
+    have one in a cluster file, which ``NAME=`` leaves out.
     """
     known = {**own, **_UNSUPPORTED}
     for text_ in texts:
@@ -153,6 +165,8 @@ def check_passed(texts: tuple[str, ...], where: str, own: Mapping[str, str]) -> 
         shaped = re.fullmatch("[a-z][a-z0-9-]{1,39}", name) and len(value) <= _PASSED_MAX
         if not text_.isprintable() or not shaped:
             raise refusal(where, text_, "NAME or NAME=VALUE, NAME being a long option of sbatch")
+        if left_out(text_) in defaults:
+            continue
         if name in known:
             msg = f"{where}: {name!r} is not supported"
             field = f"ScriptSpec has the field {name.replace('-', '_')}"

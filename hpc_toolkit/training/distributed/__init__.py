@@ -17,7 +17,7 @@ from hpc_toolkit.training.distributed.batches import (
     unwrapped,
     wrap_model,
 )
-from hpc_toolkit.training.distributed.checkpoints import Checkpoints, Restored
+from hpc_toolkit.training.distributed.checkpoints import Checkpoints, Restored, StopSignal
 from hpc_toolkit.training.distributed.group import (
     DistributedInfo,
     all_gather,
@@ -28,7 +28,6 @@ from hpc_toolkit.training.distributed.group import (
     process_group,
     rank_logging,
 )
-from hpc_toolkit.training.distributed.stopping import StopSignal
 
 __all__ = [
     "TRY_AGAIN",

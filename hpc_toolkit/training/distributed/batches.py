@@ -5,6 +5,7 @@ DistributedDataParallel for the forward and backward passes.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,8 +14,6 @@ from hpc_toolkit.errors import HpcToolkitError, near_miss
 from hpc_toolkit.training.distributed.group import get_distributed_info, rank_and_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sized
-
     from torch import nn
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +17,6 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from torch import Tensor
 
 

@@ -5,11 +5,10 @@ Of torch only its key-value store is used: nodes meet there, and so do the ranks
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
-    from typing import Any
 
 
 def launch(

@@ -14,17 +14,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.processes import die_with_parent
 from hpc_toolkit.system.quantities import format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 _SHORTEST_S = 0.05
 _LONGEST_S = 1.0

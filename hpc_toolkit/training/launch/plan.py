@@ -1,4 +1,4 @@
-"""Plan of a launch on this node: who starts the ranks, how many, and where they meet."""
+"""Plan of a launch on this node: its step, who starts the ranks, how many, and where they meet."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.system import tomltable
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import parse_counts
-from hpc_toolkit.system.ranks import in_step, task_counts
+from hpc_toolkit.system.ranks import in_step, other_hosts, other_job, task_counts
 from hpc_toolkit.system.tomltable import kept, number_from
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +25,10 @@ class Step:
     """Position of this task in its step."""
 
     name: str
-    """JOB.RESTART.STEP, which differs from every other step and every other start of this job."""
+    """JOB.RESTART.STEP, which differs from every other step and every other start of this job;
+    under Flux, where each ``flux run`` is a job, the job."""
     task: int
-    """The number of this task in the step, from 0 (SLURM_PROCID)."""
+    """The number of this task in the step, from 0 (SLURM_PROCID, FLUX_TASK_RANK)."""
     node: int
     """The number of this node in the step, from 0 (SLURM_NODEID)."""
     local: int
@@ -39,12 +38,13 @@ class Step:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
-        """Read srun's variables; return None outside a step, such as in a batch script.
+        """Read the variables of srun or Flux; return None outside a step, as in a batch script.
 
-        Raises ConfigError if a variable is missing, or contradicts another.
+        Raises ConfigError if a variable is missing or contradicts another, or if Flux has started
+        several tasks on a node.
         """
         if not in_step(environ):
-            return None
+            return _of_flux(environ)
         # SLURM_JOB_ID differs for each element of an array.
         job, restart = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_RESTART_COUNT", "0")
         tasks = tuple(task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
@@ -66,23 +66,34 @@ class Step:
         return max(self.tasks) == 1
 
 
+def _of_flux(environ: Mapping[str, str]) -> Step | None:
+    """Return the step of a task of Flux (flux-environment(7)); None for any other process."""
+    job = other_job(environ)
+    if job is None or job.scheduler.name != "flux" or "FLUX_TASK_RANK" not in environ:
+        return None
+    tasks, nodes, task = (
+        _number(environ, f"FLUX_{name}") for name in ("JOB_SIZE", "JOB_NNODES", "TASK_RANK")
+    )
+    if tasks != nodes or task >= nodes:
+        message = f"flux run has started {tasks} tasks on {nodes} nodes"
+        hint = f"start one task per node: flux run --nodes={nodes} --tasks-per-node=1"
+        raise ConfigError(message, hint=f"{hint}; it starts the ranks of its node")
+    return Step(name=job.id, task=task, node=task, local=0, tasks=(1,) * nodes)
+
+
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
     if not text.isdigit():
-        message = f"{name}={text!r} in a step of Slurm is not a number"
-        raise ConfigError(message, hint="start hpctk launch with srun, once per task")
+        message = f"{name}={text!r} in a step is not a number"
+        raise ConfigError(message, hint="start hpctk launch with srun or flux run, once per task")
     return int(text)
 
 
 START_TIMEOUT_S = 600.0
 _LONGEST_S = 366 * 86400.0
 _SHUTDOWN_TIMEOUT_S = 30.0
-_PORT = 29500
 _STREAMS = "[0-3]|[0-9]+:[0-3](,[0-9]+:[0-3])*"
 _ENDPOINT = r"(?P<host>\[[^\]]+\]|[^:\s]+)(:(?P<port>[0-9]{1,5}))?"
-_MOST_RANKS = 999_999
-_OF_RANKS = {"module", "no_python"}
-"""Options that still apply if srun started every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +103,6 @@ class Request:
     script: str
     """A file; a module with ``module``, a program with ``no_python``."""
     arguments: tuple[str, ...] = ()
-    """The arguments of the script."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The options of :data:`_VALUES` that were given, by name; a duration in seconds."""
     backend: str | None = None
@@ -117,7 +127,6 @@ class Plan:
     ranks: int
     """Ranks on this node; with ``form`` "task", the ones that srun started there."""
     backend: str
-    """nccl or gloo."""
     meeting: Literal["alone", "directory", "address"]
     """How nodes meet: one node alone, the run directory, a given address."""
     start_timeout_s: float
@@ -233,7 +242,7 @@ def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
         if found.keys() & {"master_addr", "master_port"}:
             message = f"--rdzv-endpoint and {spelled('master_addr')} exclude each other"
             raise ConfigError(message, hint="leave one of them out")
-        port = _VALUES["master_port"](int(match["port"] or _PORT), "--rdzv-endpoint")
+        port = _VALUES["master_port"](int(match["port"] or 29500), "--rdzv-endpoint")
         found |= {"master_addr": match["host"].strip("[]"), "master_port": port}
     return found
 
@@ -267,10 +276,8 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
     """
     given = request.options
     nodes, node_rank = _place(given, step)
-    meeting = _meeting(request, nodes=nodes, step=step)
-    log_dir = Path(given["log_dir"]) if "log_dir" in given else None
-    if log_dir is None and request.run_dir is not None:
-        log_dir = request.run_dir / "logs"
+    run_logs = None if request.run_dir is None else request.run_dir / "logs"
+    log_dir = Path(given["log_dir"]) if "log_dir" in given else run_logs
     launch = _name(given.get("rdzv_id"), step)
     named = bool(given.keys() & {"master_addr", "master_port"})
     shown = str(given.get("local_ranks_filter", ""))
@@ -281,10 +288,10 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         node_rank=node_rank,
         ranks=ranks,
         backend=backend,
-        meeting=meeting,
+        meeting=_meeting(request, nodes=nodes, step=step),
         start_timeout_s=request.start_timeout_s,
         host=given.get("master_addr", "127.0.0.1") if named else "",
-        port=given.get("master_port", _PORT) if named else 0,
+        port=given.get("master_port", 29500) if named else 0,
         local_addr=given.get("local_addr", ""),
         max_restarts=given.get("max_restarts", 0),
         shutdown_timeout_s=given.get("shutdown_timeout", _SHUTDOWN_TIMEOUT_S),
@@ -294,9 +301,7 @@ def make_plan(request: Request, *, step: Step | None, ranks: int, backend: str) 
         redirects=given.get("redirects", 0),
         tee=given.get("tee", 0 if "redirects" in given else 3),
         role=str(given.get("role", "default")),
-        shown=parse_counts(shown, "--local-ranks-filter", least=0, most=_MOST_RANKS)
-        if shown
-        else (),
+        shown=parse_counts(shown, "--local-ranks-filter", least=0, most=999_999) if shown else (),
     )
 
 
@@ -305,7 +310,7 @@ def task_plan(request: Request, step: Step, *, backend: str) -> Plan:
 
     Raises ConfigError if an option has no effect here, or the run directory is missing.
     """
-    if given := sorted(request.options.keys() - _OF_RANKS):
+    if given := sorted(request.options.keys() - {"module", "no_python"}):
         words = ", ".join(map(spelled, given))
         message = f"{words}: not available when srun starts each rank"
         hint = "start one task per node (srun --ntasks-per-node=1), or leave it out"
@@ -327,14 +332,17 @@ def task_plan(request: Request, step: Step, *, backend: str) -> Plan:
 
 def left_out(request: Request, plan: Plan, environ: Mapping[str, str] = os.environ) -> str:
     """Return a warning if the ranks start on only one node of a job that has several."""
-    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    meant = plan.nodes > 1 or request.options.keys() & {"nnodes", "standalone"}
-    if meant or not nodes.isdigit() or int(nodes) < 2:
+    if plan.nodes > 1 or request.options.keys() & {"nnodes", "standalone"}:
         return ""
-    return (
-        f"this job has {nodes} nodes, and these ranks start on this one alone "
-        "(start hpctk launch with srun, one task per node; or say --nnodes 1)"
-    )
+    text = environ.get("SLURM_JOB_NUM_NODES", "")
+    nodes, starter = (int(text), "srun") if text.isdigit() else other_hosts(environ)
+    if nodes < 2:
+        return ""
+    way = f"with {starter}, one task per node"
+    if starter == "mpiexec":  # which tells no process how many nodes there are
+        way = "on each, with --nnodes and --node-rank"
+    alone = f"this job has {nodes} nodes, and these ranks start on this one alone"
+    return f"{alone} (start hpctk launch {way}; or say --nnodes 1)"
 
 
 def _name(rdzv_id: object, step: Step | None) -> str:
@@ -351,10 +359,10 @@ def _place(given: Mapping[str, Any], step: Step | None) -> tuple[int, int]:
     """Return the number of nodes and the number of this node."""
     if step is not None:
         found = {"nnodes": len(step.tasks), "node_rank": step.node}
-        for name, slurms in found.items():
-            if given.get(name, slurms) != slurms:
-                message = f"{spelled(name)} is {given[name]}, and Slurm says {slurms}"
-                raise ConfigError(message, hint="leave it out: Slurm provides it inside a step")
+        for name, steps in found.items():
+            if given.get(name, steps) != steps:
+                message = f"{spelled(name)} is {given[name]}, and the job's step has {steps}"
+                raise ConfigError(message, hint="leave it out: it is known inside a step")
         return len(step.tasks), step.node
     nodes, node_rank = given.get("nnodes", 1), given.get("node_rank", 0)
     if node_rank >= nodes:
@@ -366,7 +374,6 @@ def _place(given: Mapping[str, Any], step: Step | None) -> tuple[int, int]:
 def _meeting(
     request: Request, *, nodes: int, step: Step | None
 ) -> Literal["alone", "directory", "address"]:
-    """Return how the nodes meet."""
     given = request.options
     if given.get("standalone") and nodes > 1:
         raise ConfigError(f"--standalone works on one node, not {nodes}", hint="leave it out")

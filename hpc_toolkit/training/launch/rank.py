@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from hpc_toolkit.system.machine import parse_cpus
+from hpc_toolkit.system.binding import parse_cpus
 from hpc_toolkit.system.processes import WARNINGS, die_with_parent
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

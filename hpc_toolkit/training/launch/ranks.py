@@ -13,19 +13,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.machine import format_cpus, parse_cpus
+from hpc_toolkit.system.binding import format_cpus, parse_cpus
 from hpc_toolkit.system.processes import WARNINGS, descendants, kill_group
 from hpc_toolkit.training.launch import rank
-from hpc_toolkit.training.launch.outcome import RankFailure
+from hpc_toolkit.training.progress import RankFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from hpc_toolkit.training.launch.plan import Plan
     from hpc_toolkit.training.launch.rendezvous import Place
 

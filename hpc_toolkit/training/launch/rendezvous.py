@@ -8,9 +8,11 @@ Torch's own rendezvous reuses both, and a new round that finds stale keys hangs 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,9 +26,6 @@ from hpc_toolkit.training.launch import meeting
 from hpc_toolkit.training.launch.meeting import Address
 
 if TYPE_CHECKING:
-    import contextlib
-    from collections.abc import Callable
-
     from hpc_toolkit.training.launch.plan import Plan
 
 _POLL_S = 0.05

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from hpc_toolkit.system.quantities import format_duration, format_size
-from hpc_toolkit.training.scaling.comparison import FAIR, POSSIBLE, compare, judge
-from hpc_toolkit.training.scaling.loaders import advise_loaders
+from hpc_toolkit.training.scaling.comparison import (
+    FAIR,
+    POSSIBLE,
+    Comparison,
+    Row,
+    Verdict,
+    compare,
+    judge,
+)
 from hpc_toolkit.training.scaling.records import parameters_text, read_source
-from hpc_toolkit.training.scaling.series import THOUSAND, money, of_samples, priced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from hpc_toolkit.training.scaling.comparison import Comparison, Row, Verdict
-    from hpc_toolkit.training.scaling.loaders import LoaderAdvice
-    from hpc_toolkit.training.scaling.series import Series
+from hpc_toolkit.training.scaling.series import THOUSAND, Series, money, of_samples, priced
 
 Column = tuple[str, str, "Callable[[Any], str]"]
 """A heading, the key of :func:`_values` and a format."""
@@ -28,7 +29,6 @@ Column = tuple[str, str, "Callable[[Any], str]"]
 class Analysis:
     judged: list[tuple[Comparison, Verdict]]
     """Each series with its verdict."""
-    loaders: list[LoaderAdvice] = field(default_factory=list)
 
     def as_json(self) -> str:
         """Return the page's numbers as JSON; an unknown number is null."""
@@ -36,14 +36,13 @@ class Analysis:
             "format": 1,
             "kind": "hpctk.scaling.analysis",
             "series": [_data(*one) for one in self.judged],
-            "loaders": [asdict(one) for one in self.loaders],
             "notes": [],
         }
         return json.dumps(found, allow_nan=False) + "\n"
 
     def as_markdown(self) -> str:
         """Return one section per series, after an overview table if there are several."""
-        parts = ["# Scaling", *map(str, self.loaders)]
+        parts = ["# Scaling"]
         if len(self.judged) > 1:
             parts.append("\n".join(_overview(self.judged)))
         for comparison, verdict in self.judged:
@@ -72,9 +71,7 @@ def analyze(
     """
     found = Analysis([])
     for path in sources:
-        measured = read_source(path)
-        found.loaders.extend(advise_loaders(measured))
-        for one in measured:
+        for one in read_source(path):
             series = priced(
                 of_samples(one, samples), price_per_gpu_hour=price_per_gpu_hour, cluster=cluster
             )

@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from hpc_toolkit.training.scaling.records import is_number, objects_in
 from hpc_toolkit.training.scaling.settings import DEFAULT_SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     import torch
 
 KIND = "hpctk.collectives"

@@ -8,15 +8,15 @@ more ranks do not shorten, is a / (a + b) in both.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.system.quantities import HOUR_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from hpc_toolkit.training.scaling.series import Law, Point, Series
+
 
 # Student's t, 97.5 %, by degrees of freedom from 1 (Abramowitz and Stegun 1964, table 26.10).
 _STUDENT = (

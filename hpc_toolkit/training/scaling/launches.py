@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import PASSING, ConfigError, RunError
 from hpc_toolkit.rundir.layout import RunPaths
@@ -16,13 +18,7 @@ from hpc_toolkit.submit.jobs import JobStates, read_jobs
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.training.scaling.recorder import CLUSTER, RECORDS, REPEAT
 from hpc_toolkit.training.scaling.records import DIRECTORY
-from hpc_toolkit.training.scaling.settings import cases
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from hpc_toolkit.training.scaling.settings import Settings, Variation
+from hpc_toolkit.training.scaling.settings import Settings, Variation, cases
 
 
 def prepare(directory: Path) -> None:
@@ -190,11 +186,7 @@ class Job(NamedTuple):
 
 
 def own_jobs(
-    directory: Path,
-    program: Sequence[str],
-    missing: Iterable[tuple[int, int]],
-    *,
-    cluster: str,
+    directory: Path, program: Sequence[str], missing: Iterable[tuple[int, int]], *, cluster: str
 ) -> list[Job]:
     """Return one job for each world size and repeat of a user's training.
 

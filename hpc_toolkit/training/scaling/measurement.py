@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean, median
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.training.distributed import accumulating, all_gather
+from hpc_toolkit.training.distributed.group import DistributedInfo
 from hpc_toolkit.training.scaling.collectives import (
     MIB,
     expected_s,
@@ -22,15 +24,12 @@ from hpc_toolkit.training.scaling.collectives import (
     time_all_reduces,
     time_collective,
 )
+from hpc_toolkit.training.scaling.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
     from torch import nn
 
-    from hpc_toolkit.training.distributed.group import DistributedInfo
-    from hpc_toolkit.training.scaling.settings import Settings
 
 _FIRST_BUCKET = MIB
 """Size of DistributedDataParallel's first bucket; it is small so that the exchange begins early."""

@@ -13,43 +13,37 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, ConfigError, HpcToolkitError
 from hpc_toolkit.system.processes import WARNING
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.system.terminal import show_error
 from hpc_toolkit.training import distributed
+from hpc_toolkit.training.distributed.group import DistributedInfo
 from hpc_toolkit.training.monitor import Recording, read_recordings, summarise, watching
 from hpc_toolkit.training.scaling.measurement import measure
-from hpc_toolkit.training.scaling.recorder import job, machine
+from hpc_toolkit.training.scaling.recorder import blank_record, job
 from hpc_toolkit.training.scaling.records import (
     DIRECTORY,
-    FORMAT,
-    KIND,
+    Record,
     identity,
     read_records,
     write_record,
 )
 from hpc_toolkit.training.scaling.settings import (
     OPTIONS,
+    Case,
     Settings,
     Variation,
     cases,
     sample_cost_ms,
 )
 from hpc_toolkit.worker.code import collect_provenance
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hpc_toolkit.training.distributed.group import DistributedInfo
-    from hpc_toolkit.training.scaling.records import Record
-    from hpc_toolkit.training.scaling.settings import Case
 
 MODULE = "hpc_toolkit.training.scaling.program"
 INTERVAL_S = 0.5
@@ -236,21 +230,19 @@ def _blank(case: Case, repeat: int, info: DistributedInfo) -> Record:
     import torch
 
     cuda = info.device.startswith("cuda")
-    return {
-        "kind": KIND,
-        "format": FORMAT,
-        "world_size": info.world_size,
-        "nodes": -(-info.world_size // max(1, info.local_world_size)),
-        "repeat": repeat,
-        "variation": case.variation,
-        "settings": asdict(case.settings),
-        "machine": {
-            **machine(torch.cuda.get_device_name(info.device) if cuda else "cpu"),
-            "threads": torch.get_num_threads(),
-            "backend": info.backend or "none",
-            "torch": torch.__version__,
-        },
+    record = blank_record(
+        info.world_size,
+        nodes=-(-info.world_size // max(1, info.local_world_size)),
+        repeat=repeat,
+        settings=asdict(case.settings),
+        device=torch.cuda.get_device_name(info.device) if cuda else "cpu",
+    )
+    record["machine"] |= {
+        "threads": torch.get_num_threads(),
+        "backend": info.backend or "none",
+        "torch": torch.__version__,
     }
+    return {**record, "variation": case.variation}
 
 
 def _agreed(info: DistributedInfo, word: bool) -> bool:

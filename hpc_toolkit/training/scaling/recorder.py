@@ -17,23 +17,15 @@ import resource
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.ranks import host_name
-from hpc_toolkit.training.scaling.records import (
-    FORMAT,
-    KIND,
-    Record,
-    is_number,
-    write_record,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from hpc_toolkit.training.scaling.records import FORMAT, KIND, Record, is_number, write_record
 
 RECORDS = "HPCTK_SCALING_RECORDS"
 """Variable with the file to which a measurement is appended; without it, it is printed."""
@@ -86,7 +78,9 @@ class Recorder:
 
     def step(self, *, loss: Any = None) -> None:
         """Count a step that has ended; ``loss`` is a number or a tensor with one."""
-        _wait_for_gpu()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.synchronize()
         number = None if loss is None else float(loss)
         self._loss = number if is_number(number) else None
         self._ends.append(time.perf_counter())
@@ -108,26 +102,23 @@ class Recorder:
         torch = sys.modules.get("torch")
         cuda = torch is not None and torch.cuda.is_available()
         local = int(os.environ.get("LOCAL_WORLD_SIZE") or self._world_size)
-        record = {
-            "kind": KIND,
-            "format": FORMAT,
-            "world_size": self._world_size,
-            "nodes": max(1, self._world_size // local),
-            "repeat": int(os.environ.get(REPEAT) or 0),
-            "variation": {},
-            "settings": {
+        record = blank_record(
+            self._world_size,
+            nodes=max(1, self._world_size // local),
+            repeat=int(os.environ.get(REPEAT) or 0),
+            settings={
                 "model": Path(sys.argv[0]).name,
                 "arguments": shlex.join(sys.argv[1:]),
                 "weak": self._weak,
                 "batch_size": self._batch,
             },
+            device=torch.cuda.get_device_name() if torch is not None and cuda else "cpu",
+        )
+        record["machine"] |= job(os.environ.get(CLUSTER, ""))
+        record |= {
             "shares": {},
             "communication": {},
             "memory": {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024},
-            "machine": {
-                **machine(torch.cuda.get_device_name() if torch is not None and cuda else "cpu"),
-                **job(os.environ.get(CLUSTER, "")),
-            },
             "at": time.time(),
             "samples_per_s": rate,
             "tokens_per_s": rate * self._tokens,
@@ -143,13 +134,24 @@ class Recorder:
         return record
 
 
-def machine(device: str) -> dict[str, Any]:
-    """Return what a record says of this host; ``device`` is ``cpu``, or the GPU's name."""
+def blank_record(
+    world_size: int, *, nodes: int, repeat: int, settings: dict[str, Any], device: str
+) -> Record:
+    """Return a record without numbers; ``device`` is ``cpu``, or the GPU's name."""
     return {
-        "host": host_name(),
-        "device": device,
-        "cpus": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
+        "kind": KIND,
+        "format": FORMAT,
+        "world_size": world_size,
+        "nodes": nodes,
+        "repeat": repeat,
+        "variation": {},
+        "settings": settings,
+        "machine": {
+            "host": host_name(),
+            "device": device,
+            "cpus": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+        },
     }
 
 
@@ -161,9 +163,3 @@ def job(cluster: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]
         "job": environ.get("SLURM_JOB_ID", ""),
     }
     return {key: value for key, value in found.items() if value}
-
-
-def _wait_for_gpu() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -10,18 +10,15 @@ import json
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.quantities import counted
-from hpc_toolkit.training.scaling.series import Point, Series
-from hpc_toolkit.training.scaling.tables import read_csv, read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
+from hpc_toolkit.training.scaling.series import Point, Series, read_csv, read_json
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -162,7 +159,7 @@ def _point(records: list[Record]) -> Point:
         **_exposed(records),
         **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
         **{key: _median(records, "utilisation_of_ranks", key) for key in _USE},
-        **_parameters(records),
+        **{key: max(one.get(key) or 0 for one in records) or None for key in _PARAMETERS},
     }
     return Point(
         world_size=records[0]["world_size"],
@@ -177,12 +174,6 @@ def _median(records: list[Record], group: str, key: str) -> float | None:
     values: list[Any] = [(one.get(group) or {}).get(key) for one in records]
     known = list(filter(is_number, values))
     return float(median(known)) if known else None
-
-
-def _parameters(records: Iterable[Record]) -> dict[str, int]:
-    """Return the model's parameters and the trained ones among them, as far as known."""
-    found = {key: max(one.get(key) or 0 for one in records) for key in _PARAMETERS}
-    return {key: count for key, count in found.items() if count}
 
 
 def parameters_text(values: Mapping[str, Any]) -> str:

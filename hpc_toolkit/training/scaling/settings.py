@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.options import Option, spelled
 from hpc_toolkit.system.quantities import parse_counts, parse_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DEFAULT_SIZES = "1K,32K,1M,16M"
 """Message sizes of collectives."""

@@ -1,0 +1,310 @@
+"""Commands that look before and after: plan, and doctor, which examines a directory."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+
+from hpc_toolkit.cli import arguments
+from hpc_toolkit.cli.help import CHECK, Commands
+from hpc_toolkit.cli.scriptoptions import read_gpus
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.rundir.layout import all_runs
+from hpc_toolkit.rundir.trust import refuse_untrusted
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.options import Option, Panels, flag, many
+from hpc_toolkit.system.quantities import parse_counts, parse_duration, parse_size_mib
+from hpc_toolkit.system.record import asdict
+from hpc_toolkit.system.terminal import note
+
+if TYPE_CHECKING:
+    from hpc_toolkit.doctor.runfiles import Plan as Repairs
+    from hpc_toolkit.doctor.sides import Report
+    from hpc_toolkit.planning.forecast import Guess, Interval
+    from hpc_toolkit.planning.plan import Plan
+    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.results.sums import Efficiency
+
+
+_MOST_ITEMS = 10_000_000
+PANELS: Panels = {
+    "Work": (
+        Option("items", "Plan a new run with N items, instead of RUN.", "N"),
+        Option("groups", "Number of groups of items.", "N", default=1),
+        Option("item_time", "Estimated time per item, if nothing was measured.", "DURATION"),
+        Option("load_time", "Estimated time to load a group.", "DURATION", default="0"),
+    ),
+    "Node": (
+        Option("nodes", "Numbers of nodes to compare.", "N,N", default="1,2,4,8"),
+        Option("gpus_per_node", "GPUs per node: 4 or l40s:4. [default: the cluster's]", "[TYPE:]N"),
+        Option(
+            "workers_per_node",
+            "Workers per node. [default: one per GPU or what fits]",
+            "N",
+            least=1,
+        ),
+        Option("cores_per_worker", "CPUs per worker.", "N", least=1),
+        Option("memory_per_worker", "Peak memory per worker, e.g. 24G.", "SIZE"),
+        Option("cluster", "Cluster, or a TOML file.", "NAME", complete=arguments.complete_cluster),
+        Option("partition", "Partition of the jobs: its nodes, limits and prices.", "NAME"),
+        Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", hidden=True, least=0),
+    ),
+    "Output": (
+        many("out", "Write .json", "FILE")._replace(short="-o"),
+        flag("json", "Print JSON."),
+    ),
+    "Limits": (
+        Option("within", "Show how much is done by then, and the chance to finish.", "DURATION"),
+        Option("time_limit", "Time limit of the longest job, e.g. 12h.", "DURATION"),
+    ),
+}
+
+
+def register(app: Commands) -> None:
+    app.add(plan, PANELS, panel=CHECK)
+    app.add(doctor, panel=CHECK)
+
+
+def plan(run: arguments.RunArgument = None, **given: Any) -> None:
+    """Estimate the time, node-hours and cost to finish a run.
+
+    Uses the durations of finished items, or your estimates. Shows the range of 9 of 10 cases and
+    the time limit to request. Time in Slurm's queue is not included.
+
+    Examples:
+        hpctk plan runs/eval --nodes 1,2,4 --cluster killarney
+        hpctk plan --items 10000 --item-time 30s -o plan.json
+    """
+    from hpc_toolkit.planning.forecast import Guess
+    from hpc_toolkit.planning.nodes import Worker, node_of, site_for, unmet_by
+    from hpc_toolkit.planning.plan import make_plan
+    from hpc_toolkit.submit.reporting import used_by
+
+    out, as_json = arguments.outputs(given["out"], (".json",)), bool(given["json"])
+    if given["items"] is None:
+        arguments.refuse_given(
+            click.get_current_context().params.keys() - {"groups"}, "needs --items"
+        )
+    if given["item_time"] is None:
+        arguments.refuse_given(
+            click.get_current_context().params.keys() - {"load_time"}, "needs --item-time"
+        )
+    counts = sorted(parse_counts(given["nodes"], "--nodes", most=100_000))
+    guess = None
+    if given["item_time"] is not None:
+        seconds = parse_duration(given["item_time"], where="--item-time")
+        guess = Guess(seconds, parse_duration(given["load_time"], where="--load-time", zero=True))
+    memory, within, limit = (given[name] for name in ("memory_per_worker", "within", "time_limit"))
+    limit_s = math.ceil(parse_duration(limit, where="--time-limit")) if limit else None
+    worker = Worker(
+        cores=given["cores_per_worker"],
+        mem_mib=parse_size_mib(memory, where="--memory-per-worker") if memory else None,
+        per_node=given["workers_per_node"],
+    )
+    site, where = arguments.find_cluster(given["cluster"]), given["partition"]
+    wanted = read_gpus(given["gpus_per_node"]) if given["gpus_per_node"] is not None else {}
+    gpus, kind = wanted.get("gpus_per_node"), wanted.get("gpu_type")
+    if where or kind:
+        most = counts[-1]
+        site = site_for(site, worker, where, nodes=most, gpus=gpus, gpu_type=kind, time_s=limit_s)
+    node = node_of(site, worker, gpus=gpus, price_per_gpu_hour=given["price_per_gpu_hour"])
+    used = used_by(arguments.open_run(run).paths) if given["items"] is None else None
+    try:
+        found = make_plan(
+            _work(run, given["items"], given["groups"], guess),
+            guess,
+            counts,
+            site,
+            node,
+            now_s=_time_left(run) if given["items"] is None else None,
+            within_s=parse_duration(within, where="--within") if within else None,
+            limit_s=limit_s,
+        )
+    except HpcToolkitError:
+        if used is not None:  # of a complete run, whose jobs show what the next one needs
+            note(f"used: {used.line()}")
+        raise
+    _show(found, out, used, as_json=as_json)
+    if given["items"] is None:
+        for text in unmet_by(node, limit_s, arguments.open_run(run).view.stages):
+            note(text, "warning")
+
+
+def _time_left(run: str | None) -> Interval | None:
+    """The time left on the living workers, so that a plan and a status agree."""
+    from hpc_toolkit.planning.forecast import Interval
+
+    now = arguments.open_run(run).status()
+    if now.eta_low_s is None or now.eta_s is None or now.eta_high_s is None:
+        return None
+    return Interval(now.eta_low_s, now.eta_s, now.eta_high_s)
+
+
+def _work(given: str | None, items: int | None, groups: int, guess: Guess | None) -> Work:
+    from hpc_toolkit.planning.plan import typed_work
+    from hpc_toolkit.planning.reading import read_work
+
+    if items is None:
+        run = arguments.open_run(given)
+        campaign = run.manifest.campaign
+        return read_work(run.view, SystemClock(), given=str(run.root), campaign=campaign)
+    if given is not None:
+        message = f"--items {items} plans a new run, but {given} was named as well"
+        raise ConfigError(message, hint="leave out one of them")
+    if guess is None:
+        message = "--items needs --item-time: no durations are known"
+        raise ConfigError(message, hint="give a guess, such as --item-time 30")
+    if not 1 <= groups <= items <= _MOST_ITEMS:
+        message = f"--items {items} --groups {groups}: not 1 to {_MOST_ITEMS} items, in groups"
+        raise ConfigError(message, hint="a group has at least one item")
+    return typed_work(items, groups)
+
+
+def _show(found: Plan, out: list[Path], used: Efficiency | None, *, as_json: bool) -> None:
+    from hpc_toolkit.planning.plan import as_lines
+
+    record, lines = found.to_json(), as_lines(found)
+    if used is not None:
+        record["efficiency"] = asdict(used)
+        lines += [f"used so far: {used.line()}"]
+    arguments.show(record, lines, as_json=as_json)
+    arguments.write_outputs(out, {".json": lambda: json.dumps(record, allow_nan=False) + "\n"})
+
+
+_WIDTH = 100
+
+
+def doctor(
+    directory: Annotated[
+        str | None,
+        arguments.argument(
+            "[DIR]", "Run, or a directory for runs. [default: as RUN of 'hpctk status', else .]"
+        ),
+    ] = None,
+    pair: Annotated[str | None, arguments.value("OTHER_MOUNT", "DIR on a second mount.")] = None,
+    repair: Annotated[
+        bool, arguments.switch("--repair", "Show repairs, and offer to make them.")
+    ] = False,
+    yes: Annotated[bool, arguments.switch("--yes", "Repair without asking.", "-y")] = False,
+    as_json: arguments.JsonOption = False,
+) -> None:
+    """Check a filesystem, node or run for problems.
+
+    Started by 'srun -N2 --ntasks-per-node=1', two nodes check it together; the run keeps what this
+    proves about file locks. Exits with 1 if something is unsafe.
+
+    --repair checks only the run's files. A repair deletes nothing and loses no results.
+
+    Examples:
+        hpctk doctor runs/eval
+        srun -N2 --ntasks-per-node=1 hpctk doctor /scratch/me/runs
+        hpctk doctor runs/eval --repair
+    """
+    from hpc_toolkit.doctor.examine import Step, examine, join_step
+    from hpc_toolkit.doctor.sides import Verdict
+
+    root = _directory(directory)
+    if repair:
+        _repair(root, pair=pair, yes=yes, as_json=as_json)
+        return
+    if yes:
+        raise ConfigError("--yes belongs to --repair", hint="add --repair, or leave it out")
+    other = _existing(pair) if pair is not None else None
+    step = None if other is not None else Step.from_environ()
+    # So that what was made is removed also when Slurm or a person ends it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    if step is not None and not step.leads:
+        join_step(root, step)
+        return
+    report = examine(root, SystemClock(), other=other, step=step, around=True)
+    arguments.show(report.to_json(), report_lines(report), as_json=as_json)
+    sys.exit(1 if report.verdict is Verdict.UNSAFE else 0)
+
+
+def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
+    """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
+    from hpc_toolkit.doctor.runfiles import plan_repairs, repair_run
+
+    if pair is not None:
+        raise ConfigError("--pair and --repair exclude each other", hint="leave one of them out")
+    plan = plan_repairs(root)
+    asks = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
+    # Before a person reads through a plan that would then be refused.
+    if plan.repairs and (yes or asks):
+        refuse_untrusted(root)
+    if not as_json:
+        arguments.show(None, plan_lines(root, plan), as_json=False)
+        if plan.repairs and not (yes or asks):
+            note("nothing was changed; add --yes to repair")
+    done = bool(plan.repairs) and (yes or (asks and click.confirm("Do that?")))
+    outcomes = list(repair_run(root, plan.repairs)) if done else []
+    if as_json or done:
+        repairs = [one.to_json() for one in plan.repairs]
+        told = [{"name": name, "outcome": outcome or "done"} for name, outcome in outcomes]
+        record = {"run": str(root), "repairs": repairs, "left": plan.left, "done": told}
+        other = [f"  {name}: {outcome}" for name, outcome in outcomes if outcome]
+        lines = [f"done: {len(outcomes) - len(other)} of {len(outcomes)}", *other]
+        arguments.show(record, lines, as_json=as_json)
+    if any(outcome.startswith("failed") for _, outcome in outcomes):
+        sys.exit(1)
+
+
+def plan_lines(root: Path, plan: Repairs) -> Iterator[str]:
+    yield f"{root}: {'nothing to repair' if not plan.repairs else 'to repair'}"
+    for repair in plan.repairs:
+        yield from _wrapped("  ", [repair.words])
+        yield from _wrapped("      ", [repair.why])
+    for words in plan.left:
+        yield from _wrapped("  left: ", [words])
+
+
+def _directory(given: str | None) -> Path:
+    if named := given or os.environ.get("HPCTK_RUN"):
+        return _existing(named)
+    runs = all_runs()
+    return runs[0] if len(runs) == 1 else Path()
+
+
+def _existing(given: str) -> Path:
+    path = Path(given)
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not a directory", hint="name a run, or a directory for runs")
+    return path
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """A report as people read it; what is fine takes one line."""
+    from hpc_toolkit.doctor.sides import Verdict
+
+    yield f"{report.directory}: {report.verdict}"
+    width = max(len(finding.check) for finding in report.findings)
+    for finding in report.findings:
+        start = f"  {finding.verdict:<8}{finding.check:<{width}}  "
+        words = [finding.found]
+        if finding.verdict is not Verdict.FINE:
+            words += [finding.means] if finding.means else []
+            words += [f"do: {finding.fix}"] if finding.fix else []
+        yield from _wrapped(start, words)
+
+
+def _wrapped(start: str, words: list[str]) -> Iterator[str]:
+    """Sentences below each other, the first one behind ``start``."""
+    indent = " " * len(start)
+    for word in words:
+        yield from textwrap.wrap(
+            word,
+            max(_WIDTH, len(start) + 40),
+            initial_indent=start,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
+        start = indent

@@ -1,0 +1,326 @@
+"""Workers with different shares take the stages that they can hold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from hpc_toolkit import Run
+from hpc_toolkit.worker.memory import kernel_kills
+from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
+
+PIPELINE = """
+[stages.prepare]
+command = "sleep .02"
+grid = { n = "0:11" }
+needs = { gpus = 0 }
+[stages.train]
+command = "sleep .02"
+after = "prepare"
+needs = { gpus = 1 }
+[stages.report]
+command = "sleep .02"
+grid = { n = "0:3" }
+needs = { licence = 1, features = ["a100"] }
+priority = 5
+"""
+CPU, GPU = {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def made(hpctk: Hpctk, text: str = PIPELINE) -> Run:
+    Path("pipeline.toml").write_text(text)
+    created = hpctk("init", "run", "--config", "pipeline.toml")
+    assert created.code == 0, created.err
+    return Run.open("run")
+
+
+def test_each_worker_takes_the_stages_that_it_can_hold(hpctk: Hpctk) -> None:
+    run = made(hpctk)
+    first = hpctk("work", "run", env=CPU)
+
+    # It ends by itself, with a line that says what is left and why, and status says the same.
+    assert first.code == 75
+    assert (
+        "what is left needs more than this worker has: train (1 GPU), "
+        "report (1 licence), report (the feature a100)" in first.err
+    )
+    assert {line["unit"].partition("/")[0] for line in journal_lines(run, "done")} == {"prepare"}
+    now = run.status()
+    assert [one["text"] for one in now.unmet] == [
+        "12 items of train need 1 GPU; no worker has more than 0",
+        "4 items of report need 1 licence; no worker has more than 0",
+    ]
+    assert "12 items of train need 1 GPU" in hpctk("status", "run").out
+    assert hpctk("status", "run", "--json").json["unmet"][0]["needs"] == {"gpus": 1}
+    plan = hpctk("plan", "run", "--nodes", "1", "--item-time", "1s", "--gpus-per-node", "0")
+    assert "warning: stage train: its items need 1 GPU; no worker of this job has" in plan.err
+
+    second = hpctk("work", "run", env={**GPU, "HPCTK_HAS": "licence=1 a100"})
+    assert second.code == 0, second.err
+    assert run.status().complete
+    assert run.status().unmet == []
+    order = defaultdict(list)
+    for line in journal_lines(run, "done"):
+        order[line["unit"].partition("/")[0]].append(line["at"])
+    assert max(order["report"]) <= min(order["train"]), "the priority is larger"
+
+
+LATE = """
+import os
+from hpc_toolkit.queue.view import RunView
+
+known, every, complete = RunView.poll_journal, RunView.poll, []
+
+def poll(self):
+    complete.append(True)
+    every(self)
+    complete.pop()
+
+def poll_journal(self, worker):
+    if complete or f"-{os.getpid()}-" in worker:
+        return known(self, worker)
+
+RunView.poll, RunView.poll_journal = poll, poll_journal
+"""
+
+
+@pytest.mark.parametrize("first", ["", LATE], ids=["", "reads others late"])
+def test_a_worker_waits_for_items_that_it_can_hold(hpctk: Hpctk, first: str) -> None:
+    text = PIPELINE.replace("gpus = 0", "gpus = 1").replace(
+        'after = "prepare"\nneeds = { gpus = 1 }',
+        'after = "prepare"\nneeds = { cpus = 1, gpus = 0, cpu_only = 1 }',
+    )
+    run = made(hpctk, text.partition("[stages.report]")[0])
+    waits = hpctk.start("work", "run", "--has", "cpu_only=1", env=CPU, first=first)
+    wait_until(lambda: workers_of(run), "worker", of=waits)
+    assert hpctk("work", "run", env=GPU).code == 75
+
+    assert waits.ended().code == 0
+    by = defaultdict(set)
+    for line in journal_lines(run, "done"):
+        by[line["unit"].partition("/")[0]].add(line["by"])
+    assert len(by["prepare"]) == len(by["train"]) == 1
+    assert by["prepare"] != by["train"]
+
+
+def test_shares_of_a_pool_and_the_time_left_decide(hpctk: Hpctk) -> None:
+    plain = hpctk("init", "few", "--count", 2, "--command", "true {index}", "--needs", "gpus=1")
+    assert plain.code == 0, plain.err
+    half = hpctk("work", "few", "--workers", 2, "--gpus-per-worker", 0.5, env=GPU)
+    assert half.code == 75
+    assert "no worker has more than 0.5" in hpctk("status", "few").out
+    assert hpctk("work", "few", env=GPU).code == 0
+
+    hpctk("init", "long", "--count", 1, "--command", "true {index}", "--needs", "time=2h")
+    short = hpctk("work", "long", "--deadline", "1h")
+    assert (short.code, "items (2 h 00 min of time)" in short.err) == (75, True)
+    assert hpctk("work", "long", "--deadline", "3h").code == 0
+
+
+def test_units_of_a_dead_worker_are_left_to_workers_that_can_hold_them(hpctk: Hpctk) -> None:
+    hpctk("init", "run", "--count", 2, "--command", "sleep 60; true {index}", "--needs", "gpus=1")
+    run = Run.open("run")
+    claims = run.paths.stage("items").claims
+    first = hpctk.start("work", "run", env=GPU)
+    wait_until(lambda: list(claims.iterdir()), "claim", of=first)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.process.wait()
+
+    assert hpctk("work", "run", env=CPU).code == 75
+    assert not list(claims.glob("*.2.lock"))
+
+
+GROWING = """
+[stages.fill]
+workload = "hungry:fill"
+grid = { units = [1, 2, 4, 8] }
+needs = { memory = "64M" }
+retry = { on = "oom", memory = "x2", up_to = "512M" }
+max_attempts = 1
+"""
+HUNGRY = """
+import sys
+import time
+
+def fill(units, seconds=0):
+    block = bytearray(units * 34 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    time.sleep(seconds)
+    return {"bytes": len(block)}
+"""
+"""An item of N units gets N * 64 MiB at the attempt at which it fits."""
+
+
+def hungry(hpctk: Hpctk, text: str = GROWING) -> Run:
+    Path("hungry.py").write_text(HUNGRY)
+    return made(hpctk, text)
+
+
+def attempts(run: Run) -> dict[int, int]:
+    rows = run.results(partial=True)
+    assert all(row["state"] == "done" for row in rows)
+    lines = [*journal_lines(run, "failed"), *journal_lines(run, "done")]
+    of = {row["item"]["units"]: number for number, row in enumerate(rows)}
+    return {units: sum(line["item"] == n for line in lines) for units, n in of.items()}
+
+
+def test_items_that_ran_out_of_memory_wait_for_workers_with_more(hpctk: Hpctk) -> None:
+    run, ended = hungry(hpctk), []
+    for size in (64, 128, 256, 512):
+        ended.append(hpctk("work", "run", "--workers", 1, "--memory-per-worker", f"{size}M"))
+        if size == 128:
+            now = run.status().unmet
+            assert [one["text"].split("; ") for one in now] == [
+                [
+                    "2 items of fill need 256.0 MiB of memory",
+                    "no worker has more than 128.0 MiB of memory",
+                ]
+            ]
+            assert now[0]["submit"] == "hpctk submit --run run --mem 256M"
+            assert "hpctk submit --run run --mem 256M" in hpctk("status", "run").out
+
+    assert [one.code for one in ended] == [75, 75, 75, 0]
+    assert "what is left needs more than this worker has: fill (512.0 MiB" in ended[2].err
+    assert attempts(run) == {1: 1, 2: 2, 4: 3, 8: 4}
+    assert [row["attempts"] for row in run.results()] == [1] * 4
+    life = hpctk("explain", "run", "--item", 3).out
+    for said in ("failed by", "done by"):
+        assert said in life
+    sizes = [
+        line.split(" with ")[1].split(" of ")[0] for line in life.splitlines() if " with " in line
+    ]
+    assert sizes == ["64.0 MiB", "128.0 MiB", "256.0 MiB", "512.0 MiB"]
+    shown = hpctk("status", "run").out
+    assert "fill with 512.0 MiB of memory, the most that its retry allows: 1 done" in shown
+    assert hpctk("report", "run").code == 0
+    assert "fill with 512.0 MiB of memory" in (run.root / "report.html").read_text()
+
+
+def test_an_item_that_needs_more_than_its_limit_fails_and_says_so(hpctk: Hpctk) -> None:
+    run = hungry(hpctk, GROWING.replace("512M", "128M"))
+
+    assert hpctk("work", "run", "--workers", 2, "--memory-per-worker", "128M").code == 0
+
+    rows = {row["item"]["units"]: row for row in run.results()}
+    assert {units: row["state"] for units, row in rows.items()} == {
+        1: "done",
+        2: "done",
+        4: "failed",
+        8: "failed",
+    }
+    assert (rows[8]["attempts"], rows[8]["error"]) == (1, "MemoryError")
+    shown = hpctk("status", "run").out
+    assert "fill with 128.0 MiB of memory, the most that its retry allows: 2 failed" in shown
+
+
+def test_workers_of_all_sizes_lose_no_item_when_they_are_killed(hpctk: Hpctk) -> None:
+    text = GROWING.replace("[1, 2, 4, 8]", "[1, 2, 4, 8], seconds = [0.1, 0.2, 0.3]")
+    run = hungry(hpctk, text)
+    sizes = ("64M", "128M", "256M", "512M")
+    for victim in range(4):
+        started = [
+            hpctk.start("work", "run", "--lease", "5s", "--memory-per-worker", size)
+            for size in sizes
+        ]
+        wait_until(lambda: list(run.paths.stage("fill").claims.iterdir()), "claim")
+        time.sleep(0.5)
+        os.killpg(started[victim].pid, signal.SIGKILL)
+        for one in started:
+            one.process.wait()
+    ended = hpctk("work", "run", "--memory-per-worker", "512M", "--lease", "5s")
+    assert ended.code == 0, ended.err
+
+    rows = run.results()
+    assert len(rows) == 12
+    assert {row["state"] for row in rows} == {"done"}
+    # A duplicate is recorded work of a worker that was killed, never a second row.
+    assert all(row["value"]["bytes"] == row["item"]["units"] * 34 << 20 for row in rows)
+    assert run.status().stages["fill"].failed == 0
+
+
+def test_an_item_that_takes_too_long_waits_for_a_worker_with_more_time(hpctk: Hpctk) -> None:
+    created = hpctk(
+        *("init", "run", "--grid", "seconds=0,3", "--command", "sleep {seconds}"),
+        *("--timeout", "1s", "--retry", "on=timeout,time=x4,up_to=1h", "--max-attempts", 1),
+    )
+    assert created.code == 0, created.err
+    run = Run.open("run")
+
+    assert hpctk("work", "run", "--deadline", "3s", "--grace", "1s").code == 75
+    (unmet,) = run.status().unmet
+    assert "1 item of items needs 4.0 s of time; no worker has more than" in unmet["text"]
+    assert unmet["submit"] == "hpctk submit --run run --time 6"
+    assert hpctk("work", "run").code == 0
+
+    assert [row["state"] for row in run.results()] == ["done", "done"]
+    (failed,) = journal_lines(run, "failed")
+    assert (failed["timeout"], failed["error"]) == (True, "took longer than the timeout of 1.0 s")
+
+
+@pytest.mark.parametrize(
+    ("command", "oom"),
+    [
+        ("echo 'slurmstepd: error: Detected 1 oom_kill event in StepId=1.0' >&2; exit 1", True),
+        (f"{sys.executable} -c 'raise MemoryError' && true", True),
+        ("echo out of memory >&2; echo wrong option >&2; exit 2", False),
+        ("kill -9 $$", False),
+    ],
+)
+def test_a_command_may_say_that_it_ran_out_of_memory(hpctk: Hpctk, command: str, oom: bool) -> None:
+    run = Run.create("run", [{"i": 1}], command=f"{command}; true {{i}}", max_attempts=1)
+    if command.endswith("true"):
+        run = Run.create("run2", [{"i": 1}], command=command, max_attempts=1)
+    hpctk("work", str(run.root))
+
+    (failed,) = journal_lines(run, "failed")
+    assert failed["oom"] is oom
+
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not (GROUPS / "memory.limit_in_bytes").exists(),
+    reason="needs root and control groups of version 1",
+)
+@pytest.mark.parametrize("kind", ["function", "command"])
+def test_what_the_kernel_kills_for_its_memory_runs_again_with_more(hpctk: Hpctk, kind: str) -> None:
+    Path("hungry.py").write_text(
+        f"{HUNGRY}\nif __name__ == '__main__':\n    fill(int(sys.argv[1]))"
+    )
+    command = f"{sys.executable} hungry.py {{units}}"
+    code = {"workload": "hungry:fill"} if kind == "function" else {"command": command}
+    retry = {"on": "oom", "memory": "x8", "up_to": "512M"}
+    more = {"needs": {"memory": "64M"}, "retry": retry, "max_attempts": 1}
+    run = Run.create("run", [{"units": 1}, {"units": 8}], **code, **more)  # type: ignore[arg-type]
+    group = GROUPS / f"hpctk-test-{os.getpid()}"
+    group.mkdir()
+    before = kernel_kills()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(150 << 20))
+        here = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} -m hpc_toolkit"
+        first = subprocess.run(
+            ["bash", "-c", f"{here} work run --has memory=64M"],
+            capture_output=True,
+            check=False,
+            text=True,
+            env=hpctk.environment(),
+            timeout=120,
+        )
+    finally:
+        group.rmdir()
+
+    assert first.returncode == 75, first.stderr
+    assert kernel_kills() > before
+    (failed,) = journal_lines(run, "failed")
+    assert (failed["oom"], failed["item"]) == (True, 1)
+    assert not journal_lines(run, "death")
+    assert hpctk("work", "run", "--has", "memory=512M").code == 0
+    assert [row["attempts"] for row in run.results()] == [1, 1]

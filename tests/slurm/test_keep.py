@@ -1,0 +1,237 @@
+"""keep on a real Slurm: jobs while there is work for them, and no longer."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_toolkit import Run
+from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.submit.jobs import read_jobs
+from tests.integration.realrun import journal_lines
+from tests.slurm.reallab import LabUnderTest
+from tests.slurm.rehearsal import MEASURED, wait_until
+from tests.slurm.test_submit import SMALL, Desk, while_away
+
+
+@pytest.fixture
+def desk(lab: LabUnderTest, tmp_path: Path) -> Desk:
+    return Desk(lab, tmp_path)
+
+
+def kept(desk: Desk, run: str, *words: str) -> tuple[list[str], str]:
+    found = desk.call("keep", run, *SMALL, *words, check=False)
+    return found.stdout.split(), found.stderr
+
+
+def test_there_are_as_many_jobs_as_have_work_until_the_run_is_complete(desk: Desk) -> None:
+    run = desk.init(3, 1.5)
+
+    jobs, said = kept(desk, run, "--jobs", "5", "--every", "1s")
+
+    status = json.loads(desk.call("status", run, "--json").stdout)
+    assert status["complete"]
+    assert len(jobs) >= 1
+    assert set(jobs) == {job["id"] for job in status["jobs"]}
+    assert len(jobs) <= 3
+    assert "no more jobs are sent: the run is complete" in said
+
+
+def test_once_fills_the_queue_up_and_cancel_ends_it(desk: Desk) -> None:
+    run = desk.init(8)
+    first, _ = kept(desk, run, "--jobs", "2", "--once", "--sbatch=hold")
+    again, _ = kept(desk, run, "--jobs", "2", "--once", "--sbatch=hold")
+    more, _ = kept(desk, run, "--jobs", "3", "--once", "--sbatch=hold")
+    assert (len(first), again, len(more)) == (2, [], 1)
+    assert re.search("  keep +up to 3 of work-queue\n", desk.call("status", run).stdout)
+
+    cancelled = desk.call("cancel", run, "--yes")
+    assert sorted(cancelled.stdout.split()) == sorted(first + more)
+    none, said = kept(desk, run, "--jobs", "3", "--once", "--sbatch=hold")
+    assert none == []
+    assert "no more jobs are sent: 'hpctk cancel' ended it" in said
+    assert desk.call("cancel", run, "--yes", check=False).returncode == 1
+
+    begun, _ = kept(desk, run, "--jobs", "1", "--once", "--again", "--sbatch=hold")
+    assert len(begun) == 1
+
+
+def test_cancel_ends_a_loop_and_what_failed_three_times_is_not_repeated(desk: Desk) -> None:
+    run = desk.init(8)
+    argv = [sys.executable, "-m", "hpc_toolkit", "keep", run, *SMALL]
+    with subprocess.Popen(
+        [*argv, "--jobs", "1", "--every", "1s", "--sbatch=hold"],
+        cwd=desk.cwd,
+        env=desk.lab.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as loop:
+        wait_until(lambda: bool(desk.jobs(run)), "a job")
+        desk.call("cancel", run, "--yes")
+        _, said = loop.communicate()
+    assert loop.returncode == 1
+    assert "no more jobs are sent: 'hpctk cancel' ended it" in said
+
+    jobs, said = kept(desk, run, "--jobs", "1", "--every", "1s", "--partition", "none")
+    assert jobs == []
+    assert "no more jobs are sent: 3 submissions failed" in said
+
+
+def test_jobs_that_fail_are_not_sent_again_and_again(desk: Desk) -> None:
+    run = desk.init(8)
+
+    jobs, said = kept(desk, run, "--jobs", "1", "--every", "1s", "--python", "/no/python")
+
+    assert len(jobs) == 3
+    assert f"its last 3 jobs failed; see 'hpctk logs --job {jobs[-1]}'" in said
+    assert "no more are sent: its last 3 jobs failed" in desk.call("status", run).stdout
+
+
+PIPELINE = """
+[stages.list]
+workload = "parts:several"
+count = 1
+expand = true
+
+[stages.each]
+after = "list"
+workload = "parts:one"
+"""
+PARTS = """
+import time
+
+def several(index):
+    return [{"n": n} for n in range(24)]
+
+def one(index, n):
+    time.sleep(4)
+    return n
+"""
+
+
+def test_jobs_send_others_when_work_comes_and_successors_when_they_end(desk: Desk) -> None:
+    (desk.cwd / "pipeline.toml").write_text(PIPELINE)
+    (desk.cwd / "parts.py").write_text(PARTS)
+    desk.call("init", "runs/a", "--config", "pipeline.toml")
+    words = (*SMALL[:-4], "--time", "1", "--cpus-per-task", "1", "--no-requeue", "--keep", "3")
+
+    jobs = desk.submit("--run", "runs/a", *words)
+    record = desk.cwd / "runs/a/jobs/keep-work-queue.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 1.0}))
+    assert len(jobs) == 1  # only one item is there
+    most = 0
+
+    def complete() -> bool:
+        nonlocal most
+        states = desk.lab.run("squeue", "--noheader", "--format=%T").stdout.split()
+        most = max(most, states.count("RUNNING"))
+        return bool(json.loads(desk.call("status", "runs/a", "--json").stdout)["complete"])
+
+    wait_until(complete, "the end of the run")
+
+    status = json.loads(desk.call("status", "runs/a", "--json").stdout)
+    assert 2 <= most <= 3
+    assert len(status["jobs"]) >= 3
+
+
+BOTH = """
+[stages.light]
+workload = "parts:wait"
+count = 2400
+needs = { gpus = 0 }
+
+[stages.heavy]
+workload = "parts:wait"
+count = 600
+needs = { gpus = 1 }
+priority = 1
+"""
+WAIT = """
+import time
+
+def wait(index):
+    time.sleep(0.3)
+    return index
+"""
+
+
+@pytest.fixture
+def wide_lab(lab_directory: Path) -> Iterator[LabUnderTest]:
+    """A lab whose controller may be stopped."""
+    started = LabUnderTest(lab_directory / "wide", LabSettings(nodes=4, gpus_per_node=2))
+    started.up()
+    try:
+        yield started
+    finally:
+        started.down()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
+    wide_lab: LabUnderTest, tmp_path: Path
+) -> None:
+    desk = Desk(wide_lab, tmp_path)
+    (desk.cwd / "both.toml").write_text(BOTH)
+    (desk.cwd / "parts.py").write_text(WAIT)
+    desk.call("init", "runs/a", "--config", "both.toml")
+    short = ("--run", "runs/a", *SMALL[:-4], "--time", "1", "--cpus-per-task", "1")
+    shapes = {"cpu": (), "gpu": ("--gpus-per-node", "2")}
+    began, counts = time.monotonic(), list[tuple[int, int, int]]()
+    for name, more in shapes.items():
+        desk.submit(*short, "--no-requeue", "--keep", "3", "--job-name", name, *more)
+        record = desk.cwd / f"runs/a/jobs/keep-{name}.json"
+        record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 5.0}))
+
+    def complete() -> bool:
+        running = ("squeue", "--noheader", "--states=RUNNING", "--format=%j")
+        names = desk.lab.run(*running, check=False).stdout.split()
+        now = round(time.monotonic() - began)
+        counts.append((now, names.count("cpu"), names.count("gpu")))
+        return bool(json.loads(desk.call("status", "runs/a", "--json").stdout)["complete"])
+
+    wait_until(lambda: time.monotonic() > began + 90 or complete(), "90 s")
+    while_away(wide_lab, 60.0, hangs=False, act=lambda: None)
+    wait_until(complete, "the end of the run")
+    wait_until(lambda: not desk.lab.run("squeue", "--noheader").stdout, "an empty queue")
+
+    assert max(one for _, *pair in counts for one in pair) == 3
+    run = Run.open(desk.cwd / "runs/a")
+    done = [(line["unit"], line["item"]) for line in journal_lines(run, "done")]
+    assert len(done) == len(set(done)) == 3000
+    jobs = Counter(job.name for job in read_jobs(run.paths))
+    every = "; ".join(f"{now} s: {cpu} and {gpu}" for now, cpu, gpu in counts[::20])
+    MEASURED.append(f"kept jobs, cpu and gpu: {dict(jobs)} in {now_s(began)} s; {every}")
+
+
+def test_cancel_ends_the_chain_of_jobs_that_send_each_other(desk: Desk) -> None:
+    run = desk.init(400, 1.0)
+    words = (*SMALL[:-4], "--time", "1", "--cpus-per-task", "1", "--no-requeue", "--keep", "2")
+    desk.submit("--run", run, *words)
+    queue = ("squeue", "--noheader", "--format=%T")
+    wait_until(lambda: "RUNNING" in desk.lab.run(*queue).stdout, "a job")
+
+    desk.call("cancel", run, "--yes")
+
+    wait_until(lambda: not desk.lab.run("squeue", "--noheader").stdout, "an empty queue")
+    assert "no more are sent: 'hpctk cancel' ended it" in desk.call("status", run).stdout
+    assert len(status_of(desk)["jobs"]) == 2
+
+
+def status_of(desk: Desk) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(desk.call("status", "runs/a", "--json").stdout)
+    return found
+
+
+def now_s(began: float) -> int:
+    return round(time.monotonic() - began)

@@ -226,10 +226,14 @@ def start_database(host: Host) -> None:
     paths = host.paths
     user = user_name()
     data = f"--datadir={paths.database}/data"
+    # Each server deletes all files '#sql*' of its directory for temporary files when it starts.
+    paths.database_temporary.mkdir(mode=0o700)
+    temporary = f"--tmpdir={paths.database_temporary}"
     install = [
         "mariadb-install-db",
         "--no-defaults",
         data,
+        temporary,
         f"--user={user}",
         "--auth-root-authentication-method=socket",
         f"--auth-root-socket-user={user}",
@@ -240,6 +244,7 @@ def start_database(host: Host) -> None:
         "mariadbd",
         "--no-defaults",
         data,
+        temporary,
         f"--user={user}",
         "--skip-networking",
         f"--socket={paths.database_socket}",

@@ -143,6 +143,7 @@ class LabPaths:
     munge_private = _Below("munge/private")
     database = _Below("db")
     database_socket = _Below("db/socket")
+    database_temporary = _Below("db/tmp")
     crashed = _Below("crashed")
     """Directory with one empty file per node that 'hpctk lab crash' killed."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -339,7 +341,11 @@ def test_env_says_when_srun_needs_exec(lab: LabUnderTest) -> None:
 def counted(lab_directory: Path) -> Iterator[LabUnderTest]:
     """A lab with accounting."""
     started = LabUnderTest(lab_directory / "counted", LabSettings(2, 2, accounting=True))
+    others = Path(tempfile.gettempdir(), f"#sql-temptable-of-another-server-{os.getpid()}.MAI")
+    others.touch()
     started.up()
+    assert others.exists(), "the lab's database deleted temporary tables of another server"
+    others.unlink()
     yield started
     started.down()
 

@@ -36,6 +36,18 @@ def die_with_parent(sig: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, int(sig))
 
 
+def keep_descriptors(*kept: int) -> None:
+    """Number these descriptors from 0 in their order, and close all others.
+
+    Of the process that forked this one, no lock must stay open here, and no pipe.
+    """
+    high = max(kept) + 1  # no number is taken that is still needed
+    moved = [os.dup2(fd, high + at, inheritable=False) for at, fd in enumerate(kept)]
+    for target, fd in enumerate(moved):
+        os.dup2(fd, target, inheritable=target <= 2)
+    os.closerange(len(kept), os.sysconf("SC_OPEN_MAX"))
+
+
 def kill_group(leader: int, number: int = signal.SIGKILL) -> None:
     """Kill a process group, or send it another signal; do nothing if it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

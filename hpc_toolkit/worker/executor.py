@@ -12,13 +12,12 @@ import json
 import math
 import mmap
 import os
-import random
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -26,77 +25,45 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
-from hpc_toolkit.queue.control import OUT_OF_MEMORY
 from hpc_toolkit.rundir.files import open_or_create, write_all
 from hpc_toolkit.rundir.layout import StageSpec
 from hpc_toolkit.system.binding import limit_memory
+from hpc_toolkit.system.processes import keep_descriptors
+from hpc_toolkit.system.ranks import environment_of_items
 from hpc_toolkit.worker import attempts
-from hpc_toolkit.worker.guard import STOP_SIGNALS, Guard
+from hpc_toolkit.worker.guard import STOP_SIGNALS
 from hpc_toolkit.worker.loading import Prefetch, Workload, load_workload, prefetch_of
-from hpc_toolkit.worker.memory import Shrinking, kernel_kills, resident_bytes
+from hpc_toolkit.worker.memory import Shrinking, resident_bytes
 
 if TYPE_CHECKING:
     from hpc_toolkit.worker.command import CommandWorkload
 
-_LOG = 5  # the executor's own descriptor of the log
+_REQUESTS, _RESULTS, _LOG = 3, 4, 5
+"""Descriptors of the executor; the last one is its own of the log."""
 
 
-class Executor(Guard):
-    """The worker's handle on its executor process; its messages stay readable after the end."""
-
-    def __init__(self, stages: dict[str, StageSpec], log_path: Path) -> None:
-        shared = mmap.mmap(-1, 64)
-        request_read, self._requests = os.pipe()
-        self.results, result_write = os.pipe()
-        pipes = request_read, result_write
-        self._kernel_kills = kernel_kills()
-        super().__init__(lambda: _become_child(stages, log_path, pipes, shared), shared)
-        os.close(request_read)
-        os.close(result_write)
-        os.set_blocking(self.results, False)
-
-    def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
-        """Send a request with its items as JSON lines; BrokenPipeError if the child is gone."""
-        self._shared[0] = 0
-        # One array: parsing many short texts one by one takes six times as long.
-        body = b"[%s]" % b",".join(lines)
-        header = json.dumps({**request, "size": len(body)}).encode() + b"\n"
-        write_all(self._requests, header + body)
-
-    def stop(self) -> None:
-        """Ask the child to end the request before the next item."""
-        self._shared[0] = 1
-
-    def end(self) -> str:
-        """As :meth:`Guard.end`; says so if the kernel killed the child to free memory."""
-        how = super().end()
-        # The count is of the node; others' processes rarely end so while this one is killed.
-        by_kernel = how.endswith("SIGKILL") and kernel_kills() > self._kernel_kills
-        return f"{how}, {OUT_OF_MEMORY}" if by_kernel else how
-
-    def close(self) -> None:
-        """Release the descriptors, after :meth:`end`."""
-        for fd in (self._requests, self.results):
-            os.close(fd)
-        self._shared.close()
-
-
-def _become_child(
-    stages: dict[str, StageSpec], log_path: Path, pipes: tuple[int, int], stop: mmap.mmap
+def become_child(
+    stages: dict[str, StageSpec],
+    log_path: Path,
+    pipes: tuple[int, int],
+    stop: mmap.mmap,
+    prepared: Callable[[], object],
 ) -> None:
-    """Serve requests in the forked child; never returns."""
+    """Serve requests in the forked child; never returns.
+
+    ``prepared`` does what :func:`prepare` did if this process was forked from a template.
+    """
     code = 70
     try:
         os.setpgid(0, 0)
-        _take_signals()
-        requests, results = _arrange_descriptors(log_path, pipes)
-        _guard_forks(requests, results)
-        # Otherwise all forked executors would draw the same random numbers.
-        random.seed()
+        log = open_or_create(log_path, os.O_WRONLY | os.O_APPEND)
+        keep_descriptors(os.open(os.devnull, os.O_RDONLY), log, log, *pipes, log)
+        prepared()
+        _guard_forks(_REQUESTS, _RESULTS)
         # Inherited objects stay to the end; garbage collection would copy their shared pages.
         gc.freeze()
         limit_memory()
-        _Child(stages, requests, results, stop).serve()
+        _Child(stages, stop).serve()
         code = 0
     except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
         traceback.print_exc()
@@ -157,21 +124,20 @@ def _guard_forks(*pipes: int) -> None:
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
 
 
-def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, int]:
-    log = open_or_create(log_path, os.O_WRONLY | os.O_APPEND)
-    null = os.open(os.devnull, os.O_RDONLY)
-    kept = [os.dup(fd) for fd in (null, log, log, *pipes, log)]
-    # The worker's lock must not stay open in this process or in children of the user's code.
-    high = max(kept) + 1
-    moved = [os.dup2(fd, high + index, inheritable=False) for index, fd in enumerate(kept)]
-    for target, fd in enumerate(moved):
-        os.dup2(fd, target, inheritable=target <= 2)
-    os.closerange(_LOG + 1, os.sysconf("SC_OPEN_MAX"))
+def prepare() -> None:
+    """Make this process one in which the user's code can be imported."""
+    _take_signals()
+    environ = environment_of_items()
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
     for fd, name in ((1, "stdout"), (2, "stderr")):
         stream = attempts.text_stream(fd)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)  # which code that replaced the first puts back
-    return 3, 4
+    # Processes that user code spawns import the module of this name again.
+    sys.modules["__main__"] = ModuleType("__main__")
+    attempts.WORLD.watch()
 
 
 class _Child:
@@ -182,15 +148,9 @@ class _Child:
     _report: attempts.Report
     _most: float  # items of one process; _least: before it can be replaced; _recycle_at: bytes
 
-    def __init__(
-        self, stages: dict[str, StageSpec], requests: int, results: int, stop: mmap.mmap
-    ) -> None:
-        # Processes that user code spawns import the module of this name again.
-        sys.modules["__main__"] = ModuleType("__main__")
-        attempts.WORLD.watch()
+    def __init__(self, stages: dict[str, StageSpec], stop: mmap.mmap) -> None:
         self._stages = stages
-        self._requests = os.fdopen(requests, "rb", closefd=False)
-        self._results = results
+        self._requests = os.fdopen(_REQUESTS, "rb", closefd=False)
         self._stop, self._log = stop, attempts.Log(_LOG)
         self._workloads: dict[str, Workload] = {}
         self._loaded: tuple[str, str] | None = None
@@ -211,7 +171,7 @@ class _Child:
     def _send(self, kind: bytes, text: bytes = b"") -> None:
         if os.getpid() != self._pid:
             self._leave_if_forked()
-        write_all(self._results, kind + text + b"\n")
+        write_all(_RESULTS, kind + text + b"\n")
 
     def _leave_if_forked(self, error: BaseException | None = None) -> None:
         """End a process that user code forked and that came back from it, as a script would end."""

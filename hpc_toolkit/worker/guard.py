@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.rundir.layout import StageSpec
 from hpc_toolkit.system import processes
-from hpc_toolkit.system.ranks import forget_rank
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -39,20 +38,25 @@ _PATIENCE_S = 5.0
 class Guard:
     """A worker's handle on a child that is guarded."""
 
-    def __init__(self, child: Callable[[], object], shared: mmap) -> None:
-        """Fork a guard, which forks ``child``; ``child`` must not return.
+    pid = 0
+    """Process id of the guard, if this process forked it."""
 
-        ``shared``: memory of at least 12 bytes, which the processes share.
-        """
+    def __init__(self, shared: mmap) -> None:
+        """``shared``: memory of at least 12 bytes, which the processes share."""
         self._shared = shared
-        life, self._life = os.pipe()
+        self.life, self._life = os.pipe()
+        self.ended = -1
+        """At end of file when the child has ended."""
+
+    def fork(self, child: Callable[[], object], alive: int) -> None:
+        """Fork a guard from this process; ``child`` must not return.
+
+        Children of the user's code may hold the child's pipes open, so only the guard keeps
+        ``alive``, the other end of ``ended``.
+        """
         self.pid = os.fork()
         if self.pid == 0:
-            _become_guard(child, life, shared)
-        os.close(life)
-        # Children of the user's code may hold the child's pipes open, so only this descriptor
-        # shows that the child has ended.
-        self.ended = os.pidfd_open(self.pid)
+            become_guard(child, (self.life, alive), self._shared)
 
     @property
     def child(self) -> int:
@@ -68,7 +72,10 @@ class Guard:
     def end(self) -> str:
         """Kill the child and all its descendants; return how the child ended."""
         os.close(self._life)
-        os.waitpid(self.pid, 0)
+        if self.pid:
+            os.waitpid(self.pid, 0)
+        while not self.pid and os.read(self.ended, 64):
+            continue
         os.close(self.ended)
         known, status = struct.unpack_from("?i", self._shared, _STATUS)
         if not known:  # somebody killed the guard, and the kernel the child
@@ -78,8 +85,11 @@ class Guard:
         return processes.describe_exit(os.waitstatus_to_exitcode(status))
 
 
-def _become_guard(child: Callable[[], object], life: int, shared: mmap) -> None:
-    """Start the child, and wait for its end or the worker's; never returns."""
+def become_guard(child: Callable[[], object], ends: tuple[int, int], shared: mmap) -> None:
+    """Start the child, and wait for its end or the worker's; never returns.
+
+    ``ends``: the pipe that ends with the worker, and the one that ends with this process.
+    """
     try:
         os.setpgid(0, 0)
         # Slurm signals every process of a step.
@@ -93,23 +103,18 @@ def _become_guard(child: Callable[[], object], life: int, shared: mmap) -> None:
         if pid == 0:
             processes.die_with_parent()
             if os.getppid() == guard:
-                forget_rank()
                 child()
             os._exit(0)
         struct.pack_into("i", shared, _PID, pid)
         gc.disable()  # a collection would copy the memory that is shared with the worker
-        _watch(pid, life, shared)
+        _watch(pid, ends, shared)
     finally:
         os._exit(0)
 
 
-def _watch(child: int, life: int, shared: mmap) -> None:
-    # The worker's lock must not stay open here, nor the executor's pipes.
-    os.dup2(life, _LIFE)
+def _watch(child: int, ends: tuple[int, int], shared: mmap) -> None:
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.closerange(_LIFE + 1, os.sysconf("SC_OPEN_MAX"))
+    processes.keep_descriptors(null, null, null, *ends)
     wake, wake_write = os.pipe()
     for fd in (wake, wake_write):
         os.set_blocking(fd, False)

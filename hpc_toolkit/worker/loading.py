@@ -79,13 +79,7 @@ def load_workload(spec: layout.WorkloadSpec, *, pipefail: bool = False) -> Workl
         from hpc_toolkit.worker.command import CommandWorkload
 
         return CommandWorkload(spec.command, pipefail=pipefail)
-    assert spec.function is not None
-    name, user = str(spec.function), (*spec.path, *OF_USER)
-    # The user's files must not replace modules that a workload of hpctk imports.
-    ours = name.startswith("hpc_toolkit.") and name not in (layout.CALLS, layout.STUDY)
-    sys.path[:] = dict.fromkeys((*sys.path, *user) if ours else (*user, *sys.path))
-    sys.argv = [*spec.argv] or [str(code_file(spec) or name)]
-    found = load_object(spec.function, spec.path)
+    found = import_workload(spec)
     if isinstance(found, type):
         try:
             workload: Any = found(**spec.options)
@@ -111,6 +105,16 @@ def load_workload(spec: layout.WorkloadSpec, *, pipefail: bool = False) -> Workl
         message = f"{spec.function} is neither a function nor a class but {type(found).__name__}"
         raise WorkloadError(message)
     return FunctionWorkload(found, spec.call)
+
+
+def import_workload(spec: layout.WorkloadSpec) -> Any:
+    """Import the function or the class of a stage, as :func:`load_workload` does."""
+    name, user = str(spec.function), (*spec.path, *OF_USER)
+    # The user's files must not replace modules that a workload of hpctk imports.
+    ours = name.startswith("hpc_toolkit.") and name not in (layout.CALLS, layout.STUDY)
+    sys.path[:] = dict.fromkeys((*sys.path, *user) if ours else (*user, *sys.path))
+    sys.argv = [*spec.argv] or [str(code_file(spec) or name)]
+    return load_object(spec.function, spec.path)
 
 
 @contextmanager
@@ -262,17 +266,17 @@ def _current(name: str, path: tuple[str, ...]) -> ModuleType:
     before = sys.modules.get(name)
     file = getattr(before, "__file__", None)
     if before is not None and file is not None and os.path.dirname(file) in path:
-        seen = _imported.setdefault(name, _compiled(before) or _stamp(file))
-        if _stamp(file) != seen:
+        seen = _imported.setdefault(name, _compiled(before) or stamp(file))
+        if stamp(file) != seen:
             del sys.modules[name]
     module = importlib.import_module(name)
     file = getattr(module, "__file__", None)
     if module is not before and file is not None:
-        _imported[name] = _stamp(file)
+        _imported[name] = stamp(file)
     return module
 
 
-def _stamp(file: str) -> tuple[int, int] | None:
+def stamp(file: str) -> tuple[int, int] | None:
     """Mtime and size, by which Python tells versions of a file apart; None if it is gone."""
     try:
         found = os.stat(file)

@@ -157,7 +157,7 @@ class GrownValues:
     """The value file of a worker, which few runs have."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._file: ValueFile | None = None
 
     def sync(self) -> None:
@@ -165,7 +165,7 @@ class GrownValues:
         if self._file is None:
             from hpc_toolkit.rundir.valuefiles import ValueFile
 
-            self._file = ValueFile(self._path)
+            self._file = ValueFile(self.path)
         self._file.sync()
 
 

@@ -15,7 +15,6 @@ from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker import attempts as wire
-from hpc_toolkit.worker.executor import Executor
 from hpc_toolkit.worker.guard import kill_after
 from hpc_toolkit.worker.membership import Counts
 from hpc_toolkit.worker.requests import (
@@ -26,6 +25,7 @@ from hpc_toolkit.worker.requests import (
     ran_out,
     request_for,
 )
+from hpc_toolkit.worker.starting import Executor
 from hpc_toolkit.worker.unitlines import GrownValues, Outcome, Stream, Tally, UnitLines
 
 if TYPE_CHECKING:
@@ -197,10 +197,10 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
             if self._ill and left[0] in fragile:
                 self._end_executor()
             if self._executor is None:
-                self._executor = Executor(self.stages(), self.view.paths.worker_log(self.worker))
+                log, stage = self.view.paths.worker_log(self.worker), assignment.stage.paths.name
+                self._executor = Executor(self.stages(), log, stage)
                 self._hinted, self._ill = set(), False
-            values = self.view.paths.values(self.worker)
-            request = request_for(assignment, left, values, self.drain)
+            request = request_for(assignment, left, self._values.path, self.drain)
             request |= self._hint(assignment) | {"failures_left": self.failures.left(weight)}
             if not fragile.isdisjoint(left[1:]):
                 request |= {"failures_left": 1, "failures_in_a_row": 1}
@@ -212,6 +212,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
                 drain=self.drain,
                 weight=weight,
                 since=self.clock.monotonic(),
+                loading=self._executor.starting,
                 **limits_of(assignment, left),
             )
             self._answering = assignment, stream
@@ -294,7 +295,6 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         """Journal the executor's messages until the request ends; how it ended, or ""."""
         executor = self._executor
         assert executor is not None
-        items = len(stream.positions)
         while True:
             before = stream.index
             self._read(executor, stream)
@@ -309,7 +309,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
                 return self._end(executor, stream, "aborted")
             if limit is not None and not stream.loading and now - stream.since > limit:
                 return self._time_out(executor, stream, kill_after(assignment.stage.spec))
-            if stream.index - before > 1 and items - stream.index > _FEW:
+            if stream.index - before > 1 and len(stream.positions) - stream.index > _FEW:
                 # Many quick results: let them accumulate instead of waking up for each.
                 select.select([], [], [], _BATCH_S)
                 continue
@@ -317,7 +317,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
             ready = readable(executor.results, executor.ended, self.wake_fd, timeout_s=patience_s)
             # Slurm stops the processes of a suspended job; that time does not count.
             stream.since += max(0.0, self.clock.monotonic() - now - patience_s)
-            if executor.ended in ready:
+            if executor.ended in ready and executor.has_ended():
                 return self._end(executor, stream, "")
             if self.wake_fd in ready:
                 os.read(self.wake_fd, 4096)

@@ -62,7 +62,7 @@ def test_each_group_but_the_first_is_prefetched_once_before_it_is_loaded(hpctk: 
 _ANSWERS = """
 import os, sys
 from pathlib import Path
-from hpc_toolkit.worker.executor import Executor
+from hpc_toolkit.worker.starting import Executor
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.run import Run
 stage = Run.open("run").manifest.stages[0]

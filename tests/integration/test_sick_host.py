@@ -13,7 +13,7 @@ import pytest
 
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
-from hpc_toolkit.worker.executor import Executor
+from hpc_toolkit.worker.starting import Executor
 from tests.integration.realrun import (
     Hpctk,
     Started,

@@ -47,6 +47,11 @@ class _Executor:
         self._left = 0
         hands.executor = self
 
+    starting = False
+
+    def has_ended(self) -> bool:
+        return True
+
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
         assert len(lines) == len(request["positions"])
         self._hands.positions = list(request["positions"])

@@ -100,7 +100,10 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
-    "socket": {"engines.raydriver", "engines.raynode", "lab", "slurm.batch", "training.launch"},
+    "socket": {
+        *("engines.raydriver", "engines.raynode", "lab", "slurm.batch", "training.launch"),
+        *("worker.starting", "worker.template"),  # a pair that no other process can open
+    },
 }
 
 # What makes a name or makes it last: three modules know how, and tests fail them there.

@@ -54,6 +54,11 @@ class FakeExecutor:
         self.ended, self._life = os.pipe()
         self._report: Report | None = None
 
+    starting = False
+
+    def has_ended(self) -> bool:
+        return True
+
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
         self._stage.requests.append(request)
         self._stage.lines.append(lines)

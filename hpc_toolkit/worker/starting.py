@@ -1,0 +1,210 @@
+"""How a worker starts its executors: by a fork, from a template if the user's code allows it.
+
+The template is a process that has imported the user's module, and forks an executor whenever a
+worker needs one. The workers of a pool share one; another worker has its own. Where a process with
+this module cannot be forked safely, or the import fails, the worker forks the executor itself, and
+the executor imports the module.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.queue.control import OUT_OF_MEMORY
+from hpc_toolkit.rundir.files import write_all
+from hpc_toolkit.rundir.layout import Manifest, StageSpec
+from hpc_toolkit.system.gpus import CUDA
+from hpc_toolkit.system.ranks import LOCAL_RANK, environment_of_items
+from hpc_toolkit.worker.executor import become_child, prepare
+from hpc_toolkit.worker.guard import Guard
+from hpc_toolkit.worker.memory import kernel_kills
+from hpc_toolkit.worker.template import FORKED, SERVES, SHARED, become_template
+
+if TYPE_CHECKING:
+    import socket
+    from pathlib import Path
+
+_OF_A_WORKER = (CUDA, LOCAL_RANK)
+"""Variables in which the workers of a pool differ."""
+
+
+class Executor(Guard):
+    """The worker's handle on its executor process; its messages stay readable after the end."""
+
+    def __init__(self, stages: dict[str, StageSpec], log_path: Path, stage: str = "") -> None:
+        """``stage``: whose items it runs first; "": do not use a template."""
+        self._memory = os.memfd_create("hpctk")
+        os.ftruncate(self._memory, SHARED)
+        self._kernel_kills = kernel_kills()
+        super().__init__(mmap.mmap(self._memory, SHARED))
+        request_read, self._requests = os.pipe()
+        self.results, result_write = os.pipe()
+        self._pipes = request_read, result_write
+        os.set_blocking(self.results, False)
+        self._unsent = b""
+        self._stages, self._log_path = stages, log_path
+        self._from_template = stage in stages and has_template(stages[stage])
+        if self._from_template:
+            os.pwrite(self._memory, _order(stages, log_path, stage), SHARED)
+        self._start()
+
+    def _start(self) -> None:
+        self.ended, alive = os.pipe()
+        ends = self.life, alive, *self._pipes, self._memory
+        self.starting = self._from_template and TEMPLATE.asked(ends)
+        """Whether the template may still import the user's module."""
+        if not self.starting:
+            log_path, shared = self._log_path, self._shared
+            child = partial(become_child, self._stages, log_path, self._pipes, shared, prepare)
+            self.fork(child, alive)
+            self._begin()
+        os.close(alive)
+
+    def _begin(self) -> None:
+        self.starting = False
+        for fd in (self.life, *self._pipes, self._memory):
+            os.close(fd)
+        with suppress(BrokenPipeError):  # has_ended() shows it
+            write_all(self._requests, self._unsent)
+
+    def has_ended(self) -> bool:
+        """Read what made ``ended`` readable: the end of the process, or the template's answer."""
+        said = os.read(self.ended, 1024)
+        if self.starting and said == FORKED:
+            self._begin()
+        elif self.starting:
+            os.close(self.ended)
+            TEMPLATE.refused(said)
+            self._start()
+        else:
+            return not said
+        return False
+
+    def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
+        """Send a request with its items as JSON lines; BrokenPipeError if the child is gone."""
+        self._shared[0] = 0
+        # One array: parsing many short texts one by one takes six times as long.
+        body = b"[%s]" % b",".join(lines)
+        self._unsent = json.dumps({**request, "size": len(body)}).encode() + b"\n" + body
+        if not self.starting:
+            write_all(self._requests, self._unsent)
+            self._unsent = b""
+
+    def stop(self) -> None:
+        """Ask the child to end the request before the next item."""
+        self._shared[0] = 1
+
+    def end(self) -> str:
+        """As :meth:`Guard.end`; says so if the kernel killed the child to free memory."""
+        if self.starting:  # the guard will find that the worker has closed its end
+            os.close(self.ended)
+            self.ended, self._unsent = os.open(os.devnull, os.O_RDONLY), b""
+            self._begin()
+        how = super().end()
+        # The count is of the node; others' processes rarely end so while this one is killed.
+        by_kernel = how.endswith("SIGKILL") and kernel_kills() > self._kernel_kills
+        return f"{how}, {OUT_OF_MEMORY}" if by_kernel else how
+
+    def close(self) -> None:
+        """Release the descriptors, after :meth:`end`."""
+        for fd in (self._requests, self.results):
+            os.close(fd)
+        self._shared.close()
+
+
+def has_template(stage: StageSpec) -> bool:
+    """Whether executors for a stage are forked from a template: it has a module of the user."""
+    function = stage.workload.function
+    return function is not None and not str(function).startswith("hpc_toolkit.")
+
+
+def _order(stages: dict[str, StageSpec], log_path: Path, stage: str) -> bytes:
+    """What a template must know to fork an executor."""
+    environ = environment_of_items()
+    order = {
+        "stage": stage,
+        "stages": json.loads(Manifest(run="", stages=(*stages.values(),)).to_bytes()),
+        "argv": {name: one.workload.argv for name, one in stages.items()},
+        "log": str(log_path.absolute()),
+        "own": {name: environ.pop(name) for name in _OF_A_WORKER if name in environ},
+        "environ": environ,
+        "cpus": sorted(os.sched_getaffinity(0)),
+    }
+    return json.dumps(order).encode()
+
+
+class Template:
+    """The handle of a process, and of the workers that it forks, on the template."""
+
+    def __init__(self) -> None:
+        self._connection: socket.socket | None = None
+        self._pid = self._owner = 0
+        self._state: mmap.mmap | None = None
+        """Shared with the template: SERVES once it forked an executor, REFUSES at its end."""
+        self._refused = False
+
+    def start(self, *, common: bool = False) -> None:
+        """Fork the template; it imports the user's module when the first executor is needed.
+
+        ``common``: this process forks several workers, which share it.
+        """
+        import socket
+
+        self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._state = mmap.mmap(-1, 1)
+        self._owner = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            become_template(other, self._state, self._owner, common=common)
+        other.close()
+        self._connection.setblocking(False)
+
+    def asked(self, ends: tuple[int, ...]) -> bool:
+        """Ask the template for an executor with these descriptors; False: the worker forks it."""
+        import socket
+
+        while not self._refused:
+            try:
+                if self._connection is None:
+                    self.start()
+                assert self._connection is not None
+                socket.send_fds(self._connection, [FORKED], ends)
+            except OSError:
+                self.refused(b"")
+            else:
+                return True
+        return False
+
+    def refused(self, said: bytes) -> None:
+        """Note why the template forked no executor; b"": it has ended, or says so to others."""
+        assert self._state is not None
+        if not said and self._state[0] == SERVES:
+            self.stop()  # somebody killed it, or the user's files have changed: start another one
+            return
+        self._refused = True
+        if not said and self._state[0] == 0:
+            said = b"the process that imports it for all of them has ended"
+        if said.strip():
+            why = said.decode(errors="replace")
+            sys.stderr.write(f"note: each executor imports the workload itself: {why}\n")
+
+    def stop(self) -> None:
+        """End the template if it is a child of this process; executors that it forked go on."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            if self._owner == os.getpid():
+                with suppress(OSError):
+                    os.kill(self._pid, signal.SIGKILL)
+                    os.waitpid(self._pid, 0)
+        self._refused = False
+
+
+TEMPLATE = Template()

@@ -1,0 +1,292 @@
+"""The template: a process that has imported the user's module, and forks executors from it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+import os
+import random
+import signal
+import sys
+import warnings
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.rundir.files import open_or_create
+from hpc_toolkit.rundir.layout import StageSpec, parse_manifest
+from hpc_toolkit.system import processes
+from hpc_toolkit.system.record import replace
+from hpc_toolkit.worker.code import is_installed
+from hpc_toolkit.worker.executor import become_child, prepare
+from hpc_toolkit.worker.guard import STOP_SIGNALS, become_guard
+from hpc_toolkit.worker.loading import import_workload, stamp
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterable
+    from typing import Self
+
+SHARED = 64
+"""Bytes that an executor and its worker share; the order for a template follows them."""
+FORKED = b"+"
+"""The template's answer when it has forked an executor."""
+SERVES, REFUSES = 1, 2
+"""States of a template: it has forked an executor, or it ends because it must fork none."""
+_CONNECTION = 3
+_FORK_SAFE = {"jemalloc_bg_thd"}
+"""Threads of libraries that prepare for a fork, and go on without them: here, that of pyarrow."""
+
+
+def become_template(
+    connection: socket.socket, state: mmap.mmap, owner: int, *, common: bool
+) -> None:
+    """Import the user's module and fork executors until nobody can ask; never returns."""
+    try:
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        processes.die_with_parent()
+        # What the user's code starts, and leaves behind, can be found.
+        processes.adopt_orphans()
+        if os.getppid() == owner:
+            null = os.open(os.devnull, os.O_RDWR)
+            processes.keep_descriptors(null, null, null, connection.detach())
+            _Process(state, common=common).serve()
+    finally:
+        os._exit(0)
+
+
+class _Process:
+    """The template itself."""
+
+    def __init__(self, state: mmap.mmap, *, common: bool) -> None:
+        import socket
+
+        self._connection = socket.socket(fileno=_CONNECTION)
+        self._state, self._common = state, common
+        self._first: dict[str, Any] | None = None
+        self._imported: set[str] = set()
+        self._files: dict[str, Any] = {}
+        self._handlers: dict[int, Any] = {}
+        self._seeded: Any = None
+        """State of Python's random numbers, if the user's module has seeded them."""
+
+    def serve(self) -> None:
+        import socket
+
+        while True:
+            message, ends, *_ = socket.recv_fds(self._connection, 1, 5)
+            if not message:
+                return
+            self._reap()
+            if not self._answered(*ends):
+                return
+            for fd in ends:
+                os.close(fd)
+
+    def _answered(self, life: int, alive: int, requests: int, results: int, memory: int) -> bool:
+        """Fork an executor, or refuse to; False: the template must end."""
+        order = json.loads(os.pread(memory, os.fstat(memory).st_size, SHARED))
+        if any(stamp(file) != known for file, known in self._files.items()):
+            return False
+        if differs := self._adopt(order):
+            os.write(alive, differs.encode())
+            return True
+        reason = None if order["stage"] in self._imported else self._import(order)
+        if reason is not None:
+            self._state[0] = REFUSES
+            os.write(alive, reason.encode()[:1000] or b" ")
+            return False
+        self._state[0] = SERVES
+        if os.fork() == 0:
+            os.write(alive, FORKED)
+            shared = mmap.mmap(memory, SHARED)
+            stages, log = _stages_of(order), Path(order["log"])
+            own = partial(self._become_own, order)
+            child = partial(become_child, stages, log, (requests, results), shared, own)
+            become_guard(child, (life, alive), shared)
+        return True
+
+    def _adopt(self, order: dict[str, Any]) -> str:
+        """Be like the first worker, without what is its own; why another one differs, or ""."""
+        if self._first is None:
+            self._first = order
+            os.environ.clear()
+            os.environ.update(order["environ"])
+            if not self._common:
+                os.environ.update(order["own"])
+            os.sched_setaffinity(0, order["cpus"])
+            prepare()
+        elif order["environ"] != self._first["environ"]:
+            return "its environment differs from that of another worker"
+        elif len(order["cpus"]) != len(self._first["cpus"]):
+            return "its number of CPUs differs from that of another worker"
+        return ""
+
+    def _import(self, order: dict[str, Any]) -> str | None:
+        """Import the module of a stage; what that prints is in the log of this worker.
+
+        Returns why no executor must be forked from this process, or None. "": the import failed;
+        an executor that imports the module itself reports that.
+        """
+        log, pid = open_or_create(Path(order["log"]), os.O_WRONLY | os.O_APPEND), os.getpid()
+        _redirect(log)
+        os.close(log)
+        work, before = _stages_of(order)[order["stage"]].workload, _descriptors()
+        try:
+            with _Watch(order["own"] if self._common else ()) as watch:
+                found = import_workload(work)
+            reason = _why_unsafe(found, str(work.function).partition(":")[0], before)
+        except BaseException:  # noqa: BLE001 - the boundary of the user's code
+            reason = ""
+        finally:
+            if os.getpid() != pid:
+                os._exit(0)
+            with suppress(BaseException):
+                sys.stdout.flush()
+        if watch.read:
+            reason = f"its import reads {', '.join(sorted(watch.read))}"
+        if self._state[0] != SERVES and self._reap():
+            reason = "its import starts processes"
+            for child in processes.descendants(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+        _redirect(0)
+        self._imported.add(order["stage"])
+        self._handlers = {one: signal.getsignal(one) for one in (*STOP_SIGNALS, signal.SIGCHLD)}
+        self._seeded = watch.seeded or self._seeded
+        self._files = _own_files()
+        # Otherwise the executors' garbage collection would copy the memory that they share.
+        gc.freeze()
+        return reason
+
+    def _reap(self) -> bool:
+        """Reap children that have ended; whether there are others."""
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+            return True
+        return False
+
+    def _become_own(self, order: dict[str, Any]) -> None:
+        """Give a forked executor what is its worker's own, and random numbers of its own."""
+        assert self._first is not None
+        for number, handler in self._handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        for name, text in order["own"].items():
+            os.environ.setdefault(name, text)
+        if order["cpus"] != self._first["cpus"]:
+            os.sched_setaffinity(0, order["cpus"])
+        # Python itself has seeded its numbers again at the fork.
+        if self._seeded is not None:
+            random.setstate(self._seeded)
+        numbers = sys.modules.get("numpy.random.mtrand")
+        # Without a seed sequence, the user's module has seeded them.
+        if numbers is not None and numbers._rand._bit_generator.seed_seq is not None:
+            numbers.seed()
+
+
+class _Watch:
+    """Notes what an import does that matters to the processes that are forked after it."""
+
+    def __init__(self, own: Iterable[str]) -> None:
+        self._own = {os.fsencode(name) for name in own}
+        self.read: set[str] = set()
+        """Variables in which workers differ that the import wanted to read."""
+        self.seeded: Any = None
+        """State of Python's random numbers, if the import has seeded them."""
+
+    def __enter__(self) -> Self:
+        environ: Any = os.environ
+        self._variables, self._seed, self._called = environ._data, random.seed, False
+        environ._data = _Noting(self._variables)
+        environ._data.watch = self
+        vars(random)["seed"] = self._seeds
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        environ: Any = os.environ
+        now, environ._data = {**environ._data}, self._variables
+        self._variables.clear()
+        self._variables.update(now)
+        vars(random)["seed"] = self._seed
+        self.seeded = random.getstate() if self._called else None
+
+    def miss(self, name: bytes) -> None:
+        self.read |= {os.fsdecode(name)} if name in self._own else set()
+
+    def _seeds(self, a: Any = None, version: int = 2) -> None:
+        self._called = a is not None
+        self._seed(a, version)
+
+
+class _Noting(dict[bytes, bytes]):
+    """Variables of the environment; notes the names that were looked for in vain."""
+
+    watch: _Watch
+
+    def __missing__(self, name: bytes) -> bytes:
+        self.watch.miss(name)
+        raise KeyError(name)
+
+
+def _why_unsafe(found: object, module: str, before: dict[int, str]) -> str | None:
+    """Why a process with the user's module must not be forked; None if it may be."""
+    if any(getattr(one, "fork_safe", True) is False for one in (found, sys.modules.get(module))):
+        return "it has fork_safe = False"
+    with warnings.catch_warnings(action="ignore"):
+        # Libraries such as OpenBLAS end their threads before a fork, and others take care of them.
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    if threads := _threads():
+        return f"its import starts threads ({', '.join(threads)})"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "its import initialises CUDA"
+    opened = [name for fd, name in _descriptors().items() if before.get(fd) != name]
+    return f"its import leaves {opened[0]} open" if opened else None
+
+
+def _threads() -> list[str]:
+    """Names of the threads that do not expect a fork."""
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):
+            name = Path(f"/proc/self/task/{thread}/comm").read_text("utf-8").strip()
+            if thread != str(os.getpid()) and name not in _FORK_SAFE:
+                found.append(name)
+    return found
+
+
+def _descriptors() -> dict[int, str]:
+    """The descriptors of this process, and what they are of."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the list itself
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+def _own_files() -> dict[str, Any]:
+    """The user's files that are imported, and by what their versions can be told apart."""
+    files = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    return {file: stamp(file) for file in files if file and not is_installed(file)}
+
+
+def _redirect(fd: int) -> None:
+    for target in (1, 2):
+        os.dup2(fd, target)
+
+
+def _stages_of(order: dict[str, Any]) -> dict[str, StageSpec]:
+    found = {one.name: one for one in parse_manifest(order["stages"]).stages}
+    return {
+        name: replace(one, workload=replace(one.workload, argv=tuple(order["argv"][name])))
+        for name, one in found.items()
+    }

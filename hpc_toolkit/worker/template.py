@@ -27,7 +27,6 @@ from hpc_toolkit.worker.loading import import_workload, stamp
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable
-    from typing import Self
 
 SHARED = 64
 """Bytes that an executor and its worker share; the order for a template follows them."""
@@ -136,8 +135,9 @@ class _Process:
         _redirect(log)
         os.close(log)
         work, before = _stages_of(order)[order["stage"]].workload, _descriptors()
+        watch = _Watch(order["own"] if self._common else ())
         try:
-            with _Watch(order["own"] if self._common else ()) as watch:
+            with watch:
                 found = import_workload(work)
             reason = _why_unsafe(found, str(work.function).partition(":")[0], before)
         except BaseException:  # noqa: BLE001 - the boundary of the user's code
@@ -200,13 +200,12 @@ class _Watch:
         self.seeded: Any = None
         """State of Python's random numbers, if the import has seeded them."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         environ: Any = os.environ
         self._variables, self._seed, self._called = environ._data, random.seed, False
         environ._data = _Noting(self._variables)
         environ._data.watch = self
         vars(random)["seed"] = self._seeds
-        return self
 
     def __exit__(self, *_: object) -> None:
         environ: Any = os.environ

@@ -1,0 +1,247 @@
+"""Executors are forked from a process that has imported the user's module, where that is safe."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.run import Run
+from tests.integration.realrun import wait_until
+
+if TYPE_CHECKING:
+    from tests.integration.realrun import Hpctk
+
+BEGINNING = """
+import os, random, signal, sys, threading, time
+with open("imports", "a") as file:
+    print(os.getpid(), file=file)
+"""
+RUN = """
+def run(item):
+    with open("items", "a") as file:
+        print(os.getpid(), file=file)
+    return main(item)
+"""
+DIES = """
+def main(item):
+    if not os.path.exists(f"died-{item['id']}"):
+        open(f"died-{item['id']}", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+FRESH = ("--max-items-per-process", 1)
+NOTE = "note: each executor imports the workload itself"
+
+
+def make(hpctk: Hpctk, main: str, items: int = 6, *words: object, at_import: str = "") -> Run:
+    """A run of a module that gets its contents afterwards: it is imported also by 'init'."""
+    Path("mine.py").write_text("def run(item): pass\n")
+    lines = "".join(f'{{"id": {number}}}\n' for number in range(items))
+    words = (*words, "--items-per-claim", 1)
+    made = hpctk("init", "run", "--workload", "mine:run", "--items", "-", *words, stdin=lines)
+    assert made.code == 0, made.err
+    Path("mine.py").write_text(f"{BEGINNING}{at_import}{main}{RUN}")
+    return Run.open("run")
+
+
+def pids(name: str) -> list[int]:
+    return [int(word) for word in Path(name).read_text().split()]
+
+
+@pytest.mark.parametrize("pool", [["--workers", 3], []])
+def test_one_import_serves_all_executors_however_often_they_die(
+    hpctk: Hpctk, pool: list[object]
+) -> None:
+    run = make(hpctk, DIES, at_import="print('imported')\n")
+
+    ended = hpctk("work", "run", *pool)
+
+    assert (ended.code, NOTE in ended.err) == (0, False)
+    assert [row["state"] for row in run.results()] == ["done"] * 6
+    assert len(pids("imports")) == 1
+    assert len(set(pids("items"))) >= 6
+    logs = [path.read_text() for path in run.paths.logs.iterdir()]
+    assert "".join(logs).count("imported") == 1
+
+
+UNSAFE = {
+    "its import starts threads": "threading.Timer(99, print).start()",
+    "it has fork_safe = False": "fork_safe = False",
+    "its import leaves": "kept = open('imports')",
+    "its import starts processes": "import subprocess; subprocess.Popen(['sleep', '99'])",
+    "its import reads HPCTK_LOCAL_RANK": "os.environ.get('HPCTK_LOCAL_RANK')",
+    "the process that imports it": (
+        "if len(open('imports').readlines()) == 1: os.kill(os.getpid(), signal.SIGKILL)"
+    ),
+}
+
+
+@pytest.mark.parametrize("why", UNSAFE)
+def test_each_executor_imports_a_module_with_which_a_fork_is_unsafe(hpctk: Hpctk, why: str) -> None:
+    run = make(hpctk, DIES, 3, at_import=f"{UNSAFE[why]}\n")
+
+    ended = hpctk("work", "run", "--workers", 2)
+
+    assert ended.code == 0
+    assert [row["state"] for row in run.results()] == ["done"] * 3
+    assert set(pids("items")) <= set(pids("imports"))
+    assert ended.err.count(NOTE) == ended.err.count(f"{NOTE}: {why}") >= 1
+
+
+def test_a_template_that_is_killed_is_replaced(hpctk: Hpctk) -> None:
+    """By each worker that needs one after that; executors that it had forked go on."""
+    kill = """
+def main(item):
+    if item["id"] % 2 == 0 and not os.path.exists(f"died-{item['id']}"):
+        open(f"died-{item['id']}", "w").close()
+        os.kill(template, signal.SIGKILL)
+        if item["id"] % 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+    run = make(hpctk, kill, 8, at_import="template = os.getpid()\n")
+
+    ended = hpctk("work", "run", "--workers", 1)
+
+    assert (ended.code, NOTE in ended.err) == (0, False)
+    assert [row["state"] for row in run.results()] == ["done"] * 8
+    assert [row["attempts"] for row in run.results()] == [1] * 8
+    # Two executors died with the template, and the others did not notice its end.
+    assert len(pids("imports")) == 3
+
+
+def test_a_module_that_was_changed_is_imported_again(hpctk: Hpctk) -> None:
+    run = make(
+        hpctk, DIES.replace("SIGKILL)", "SIGKILL)\n    return VALUE"), 2, at_import="VALUE = 1\n"
+    )
+    dies = "        open("
+    source = Path("mine.py").read_text()
+    change = f"        text = open('mine.py').read().replace('VALUE = 1', 'VALUE = 22')\n{dies}"
+    change = change.replace(dies, f"        open('mine.py', 'w').write(text)\n{dies}")
+    Path("mine.py").write_text(source.replace(dies, change))
+
+    assert hpctk("work", "run").code == 0
+
+    assert {row["value"] for row in run.results()} == {22}
+
+
+def test_executors_differ_in_what_is_their_own(hpctk: Hpctk) -> None:
+    at_import = "os.environ['RANK'] = '7'\nos.environ['MINE'] = 'x'\nimport numpy\n"
+    main = """
+def main(item):
+    time.sleep(0.2)
+    names = ("HPCTK_LOCAL_RANK", "RANK", "LOCAL_RANK", "MINE", "CUDA_VISIBLE_DEVICES")
+    numbers = [random.random(), float(numpy.random.rand())]
+    return [os.getppid(), {name: os.environ.get(name) for name in names}, numbers]
+"""
+    run = make(hpctk, main, 8, at_import=at_import)
+
+    ended = hpctk("work", "run", "--workers", 2, env={"CUDA_VISIBLE_DEVICES": "4,5"})
+
+    assert (ended.code, len(pids("imports"))) == (0, 1)
+    values = [row["value"] for row in run.results()]
+    found = {guard: environ for guard, environ, _ in values}
+    ranks = sorted(one["HPCTK_LOCAL_RANK"] for one in found.values())
+    assert ranks == [str(number) for number in range(len(found))]
+    for environ in found.values():
+        assert (environ["RANK"], environ["LOCAL_RANK"], environ["MINE"]) == ("7", None, "x")
+        assert environ["CUDA_VISIBLE_DEVICES"] == "45"[int(environ["HPCTK_LOCAL_RANK"])]
+    numbers = [number for *_, some in values for number in some]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_numbers_that_an_import_seeds_are_those_of_the_seed(hpctk: Hpctk) -> None:
+    at_import = "import numpy\nrandom.seed(1)\nnumpy.random.seed(1)\n"
+    main = "def main(item):\n    return [random.random(), float(numpy.random.rand())]\n"
+    run = make(hpctk, main, 4, *FRESH, at_import=at_import)
+
+    assert hpctk("work", "run").code == 0
+
+    assert len(pids("imports")) == 1
+    assert len(set(pids("items"))) == 4
+    values = {tuple(row["value"]) for row in run.results()}
+    assert values == {(0.13436424411240122, 0.417022004702574)}
+
+
+def test_what_an_import_sets_up_is_there_in_the_executors(hpctk: Hpctk) -> None:
+    at_import = """
+import logging
+class Twice:
+    def __init__(self, stream): self.stream = stream
+    def write(self, text): return self.stream.write(text.upper())
+    def flush(self): self.stream.flush()
+logging.basicConfig(format="logged %(message)s")
+sys.stdout = Twice(sys.stdout)
+signal.signal(signal.SIGUSR2, lambda *_: print("a signal"))
+os.umask(0o027)
+"""
+    main = """
+def main(item):
+    logging.warning("this")
+    os.kill(os.getpid(), signal.SIGUSR2)
+    mask = os.umask(0)
+    os.umask(mask)
+    return [mask, sys.modules["__main__"].__name__, sys.argv]
+"""
+    run = make(hpctk, main, 2, *FRESH, at_import=at_import)
+
+    assert hpctk("work", "run").code == 0
+
+    assert len(pids("imports")) == 1
+    (log,) = [path.read_text() for path in run.paths.logs.iterdir()]
+    assert log == "logged this\nA SIGNAL\n" * 2
+    mine = str(hpctk.cwd / "mine.py")
+    assert [row["value"] for row in run.results()] == [[0o027, "__main__", [mine]]] * 2
+
+
+@pytest.mark.parametrize("pool", [["--workers", 2], []])
+def test_no_process_outlives_a_killed_worker(hpctk: Hpctk, pool: list[object]) -> None:
+    make(hpctk, "def main(item):\n    time.sleep(600)\n", 2)
+    started = hpctk.start("work", "run", *pool, "--grace", "0s")
+    wait_until(Path("items").exists, "item", of=started)
+
+    os.kill(started.pid, signal.SIGKILL)
+    started.process.wait()
+
+    assert not hpctk.leftovers()
+
+
+def test_a_worker_can_be_stopped_while_its_module_is_imported(hpctk: Hpctk) -> None:
+    make(hpctk, "def main(item): pass\n", 2, at_import="time.sleep(600)\n")
+    started = hpctk.start("work", "run", "--workers", 2, "--grace", "0s")
+    wait_until(Path("imports").exists, "import", of=started)
+
+    os.kill(started.pid, signal.SIGTERM)
+
+    assert started.ended().code == 75
+
+
+def test_a_pool_of_a_multiprocessing_item_works(hpctk: Hpctk) -> None:
+    at_import = "import multiprocessing\n"
+    main = """
+def main(item):
+    with multiprocessing.get_context(item["id"] and "spawn" or "fork").Pool(2) as pool:
+        return pool.map(abs, [-1, -2])
+"""
+    run = make(hpctk, main, 2, *FRESH, at_import=at_import)
+
+    assert hpctk("work", "run").code == 0
+
+    assert len(pids("imports")) == 1
+    assert [row["value"] for row in run.results()] == [[1, 2]] * 2
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch", "sklearn.linear_model"])
+def test_common_libraries_can_be_forked(hpctk: Hpctk, module: str) -> None:
+    """Their own threads, which numpy starts at its import, prepare for a fork."""
+    pytest.importorskip(module)
+    product = "numpy.ones((300, 300)) @ numpy.ones((300, 300))"
+    main = f"def main(item):\n    return float(({product}).sum())\n"
+    run = make(hpctk, main, 2, *FRESH, at_import=f"import numpy, {module}\n")
+
+    ended = hpctk("work", "run", env={"OMP_NUM_THREADS": "2"})
+
+    assert (ended.code, len(pids("imports")), ended.err.count(NOTE)) == (0, 1, 0)
+    assert {row["value"] for row in run.results()} == {300.0**3}

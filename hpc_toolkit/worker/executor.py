@@ -51,7 +51,7 @@ def become_child(
 ) -> None:
     """Serve requests in the forked child; never returns.
 
-    ``prepared`` does what :func:`prepare` did if this process was forked from a template.
+    ``prepared`` does what :func:`prepare` did if this process was forked from a fork server.
     """
     code = 70
     try:

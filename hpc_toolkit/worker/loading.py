@@ -40,6 +40,8 @@ class Workload(Protocol):
 
     ``fetch(items)`` is optional: ``hpctk items fetch`` calls it without :meth:`load`. It loads what
     items need besides checkpoints, and yields a name and an error or "" for each data set.
+
+    ``fork_safe`` = False, of the class or its module: each executor imports the module itself.
     """
 
     def load(self, group: Any) -> Any:

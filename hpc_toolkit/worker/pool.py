@@ -27,7 +27,7 @@ from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.ranks import without_rank
 from hpc_toolkit.system.record import Record, replace
 from hpc_toolkit.worker.hiccups import DRAIN_SIGNALS
-from hpc_toolkit.worker.starting import TEMPLATE, has_template
+from hpc_toolkit.worker.starting import FORK_SERVER, has_fork_server
 from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions, start_worker
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
         chld = handling([signal.SIGCHLD], lambda *_: None)
         try:
             with handling(DRAIN_SIGNALS, self._forward), chld:
-                if any(map(has_template, self.manifest.stages)):
-                    TEMPLATE.start(common=True)
+                if any(map(has_fork_server, self.manifest.stages)):
+                    FORK_SERVER.start(common=True)
                 for slot in range(self.workers):
                     self._start(slot)
                 codes: list[int] = []
@@ -93,7 +93,7 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
                     raise reported_error(json.loads(first))
                 return overall_code(codes)
         finally:
-            TEMPLATE.stop()
+            FORK_SERVER.stop()
             signal.set_wakeup_fd(old_wake)
             for fd in (wake_read, wake_write, self._error_read, self._error_write):
                 os.close(fd)

@@ -1,6 +1,6 @@
-"""How a worker starts its executors: by a fork, from a template if the user's code allows it.
+"""How a worker starts its executors: by a fork, from a fork server if the user's code allows it.
 
-The template is a process that has imported the user's module, and forks an executor whenever a
+The fork server is a process that has imported the user's module, and forks an executor whenever a
 worker needs one. The workers of a pool share one; another worker has its own. Where a process with
 this module cannot be forked safely, or the import fails, the worker forks the executor itself, and
 the executor imports the module.
@@ -23,9 +23,9 @@ from hpc_toolkit.rundir.layout import Manifest, StageSpec
 from hpc_toolkit.system.gpus import CUDA
 from hpc_toolkit.system.ranks import LOCAL_RANK, environment_of_items
 from hpc_toolkit.worker.executor import become_child, prepare
+from hpc_toolkit.worker.forkserver import FORKED, REFUSES, SERVES, SHARED, become_fork_server
 from hpc_toolkit.worker.guard import Guard
 from hpc_toolkit.worker.memory import kernel_kills
-from hpc_toolkit.worker.template import FORKED, SERVES, SHARED, become_template
 
 if TYPE_CHECKING:
     import socket
@@ -39,7 +39,7 @@ class Executor(Guard):
     """The worker's handle on its executor process; its messages stay readable after the end."""
 
     def __init__(self, stages: dict[str, StageSpec], log_path: Path, stage: str = "") -> None:
-        """``stage``: whose items it runs first; "": do not use a template."""
+        """``stage``: whose items it runs first; "": do not use a fork server."""
         self._memory = os.memfd_create("hpctk")
         os.ftruncate(self._memory, SHARED)
         self._kernel_kills = kernel_kills()
@@ -50,16 +50,16 @@ class Executor(Guard):
         os.set_blocking(self.results, False)
         self._unsent = b""
         self._stages, self._log_path = stages, log_path
-        self._from_template = stage in stages and has_template(stages[stage])
-        if self._from_template:
+        self._from_server = stage in stages and has_fork_server(stages[stage])
+        if self._from_server:
             os.pwrite(self._memory, _order(stages, log_path, stage), SHARED)
         self._start()
 
     def _start(self) -> None:
         self.ended, alive = os.pipe()
         ends = self.life, alive, *self._pipes, self._memory
-        self.starting = self._from_template and TEMPLATE.asked(ends)
-        """Whether the template may still import the user's module."""
+        self.starting = self._from_server and FORK_SERVER.asked(ends)
+        """Whether the fork server may still import the user's module."""
         if not self.starting:
             log_path, shared = self._log_path, self._shared
             child = partial(become_child, self._stages, log_path, self._pipes, shared, prepare)
@@ -75,13 +75,13 @@ class Executor(Guard):
             write_all(self._requests, self._unsent)
 
     def has_ended(self) -> bool:
-        """Read what made ``ended`` readable: the end of the process, or the template's answer."""
+        """Read why ``ended`` is readable: the end of the process, or the fork server's answer."""
         said = os.read(self.ended, 1024)
         if self.starting and said == FORKED:
             self._begin()
         elif self.starting:
             os.close(self.ended)
-            TEMPLATE.refused(said)
+            FORK_SERVER.refused(said)
             self._start()
         else:
             return not said
@@ -119,14 +119,14 @@ class Executor(Guard):
         self._shared.close()
 
 
-def has_template(stage: StageSpec) -> bool:
-    """Whether executors for a stage are forked from a template: it has a module of the user."""
+def has_fork_server(stage: StageSpec) -> bool:
+    """Whether executors for a stage are forked from a fork server: it has a module of the user."""
     function = stage.workload.function
     return function is not None and not str(function).startswith("hpc_toolkit.")
 
 
 def _order(stages: dict[str, StageSpec], log_path: Path, stage: str) -> bytes:
-    """What a template must know to fork an executor."""
+    """What a fork server must know to fork an executor."""
     environ = environment_of_items()
     order = {
         "stage": stage,
@@ -140,18 +140,18 @@ def _order(stages: dict[str, StageSpec], log_path: Path, stage: str) -> bytes:
     return json.dumps(order).encode()
 
 
-class Template:
-    """The handle of a process, and of the workers that it forks, on the template."""
+class ForkServer:
+    """The handle of a process, and of the workers that it forks, on the fork server."""
 
     def __init__(self) -> None:
         self._connection: socket.socket | None = None
         self._pid = self._owner = 0
-        self._state: mmap.mmap | None = None
-        """Shared with the template: SERVES once it forked an executor, REFUSES at its end."""
+        self._state = mmap.mmap(-1, 1)
+        """Shared with the fork server: SERVES once it forked an executor, REFUSES at its end."""
         self._refused = False
 
     def start(self, *, common: bool = False) -> None:
-        """Fork the template; it imports the user's module when the first executor is needed.
+        """Fork the fork server; it imports the user's module when the first executor is needed.
 
         ``common``: this process forks several workers, which share it.
         """
@@ -162,12 +162,12 @@ class Template:
         self._owner = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            become_template(other, self._state, self._owner, common=common)
+            become_fork_server(other, self._state, self._owner, common=common)
         other.close()
         self._connection.setblocking(False)
 
     def asked(self, ends: tuple[int, ...]) -> bool:
-        """Ask the template for an executor with these descriptors; False: the worker forks it."""
+        """Ask for an executor with these descriptors; False: the worker must fork it."""
         import socket
 
         while not self._refused:
@@ -183,20 +183,19 @@ class Template:
         return False
 
     def refused(self, said: bytes) -> None:
-        """Note why the template forked no executor; b"": it has ended, or says so to others."""
-        assert self._state is not None
+        """Note why the fork server forked no executor; b"": it has ended, or says so to others."""
         if not said and self._state[0] == SERVES:
             self.stop()  # somebody killed it, or the user's files have changed: start another one
             return
         self._refused = True
-        if not said and self._state[0] == 0:
-            said = b"the process that imports it for all of them has ended"
+        if not said and self._state[0] != REFUSES:
+            said, self._state[0] = b"the process that imports it for all of them ended", REFUSES
         if said.strip():
             why = said.decode(errors="replace")
             sys.stderr.write(f"note: each executor imports the workload itself: {why}\n")
 
     def stop(self) -> None:
-        """End the template if it is a child of this process; executors that it forked go on."""
+        """End the fork server if it is a child of this process; executors that it forked go on."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -207,4 +206,4 @@ class Template:
         self._refused = False
 
 
-TEMPLATE = Template()
+FORK_SERVER = ForkServer()

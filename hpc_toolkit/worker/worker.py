@@ -32,7 +32,7 @@ from hpc_toolkit.worker.hosthealth import HostWatch
 from hpc_toolkit.worker.membership import Membership
 from hpc_toolkit.worker.pausing import PauseRule
 from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
-from hpc_toolkit.worker.starting import TEMPLATE
+from hpc_toolkit.worker.starting import FORK_SERVER
 from hpc_toolkit.worker.unitlines import Outcome
 from hpc_toolkit.worker.unitruns import UnitRunner
 
@@ -361,7 +361,7 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
                     worker.drop()
                 kept.wait(error, None if worker is None else worker.probes)
     finally:
-        TEMPLATE.stop()
+        FORK_SERVER.stop()
         kept.let_go(None if worker is None else worker.probes)
 
 

@@ -102,7 +102,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "sqlite3": set(),
     "socket": {
         *("engines.raydriver", "engines.raynode", "lab", "slurm.batch", "training.launch"),
-        *("worker.starting", "worker.template"),  # a pair that no other process can open
+        *("worker.starting", "worker.forkserver"),  # a pair that no other process can open
     },
 }
 

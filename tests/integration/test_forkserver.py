@@ -91,24 +91,24 @@ def test_each_executor_imports_a_module_with_which_a_fork_is_unsafe(hpctk: Hpctk
     assert ended.err.count(NOTE) == ended.err.count(f"{NOTE}: {why}") >= 1
 
 
-def test_a_template_that_is_killed_is_replaced(hpctk: Hpctk) -> None:
+def test_a_fork_server_that_is_killed_is_replaced(hpctk: Hpctk) -> None:
     """By each worker that needs one after that; executors that it had forked go on."""
     kill = """
 def main(item):
     if item["id"] % 2 == 0 and not os.path.exists(f"died-{item['id']}"):
         open(f"died-{item['id']}", "w").close()
-        os.kill(template, signal.SIGKILL)
+        os.kill(server, signal.SIGKILL)
         if item["id"] % 4:
             os.kill(os.getpid(), signal.SIGKILL)
 """
-    run = make(hpctk, kill, 8, at_import="template = os.getpid()\n")
+    run = make(hpctk, kill, 8, at_import="server = os.getpid()\n")
 
     ended = hpctk("work", "run", "--workers", 1)
 
     assert (ended.code, NOTE in ended.err) == (0, False)
     assert [row["state"] for row in run.results()] == ["done"] * 8
     assert [row["attempts"] for row in run.results()] == [1] * 8
-    # Two executors died with the template, and the others did not notice its end.
+    # Two executors died with the fork server, and the others did not notice its end.
     assert len(pids("imports")) == 3
 
 
@@ -129,11 +129,12 @@ def test_a_module_that_was_changed_is_imported_again(hpctk: Hpctk) -> None:
 
 def test_executors_differ_in_what_is_their_own(hpctk: Hpctk) -> None:
     at_import = "os.environ['RANK'] = '7'\nos.environ['MINE'] = 'x'\nimport numpy\n"
+    at_import += "generator = numpy.random.default_rng()\n"
     main = """
 def main(item):
     time.sleep(0.2)
     names = ("HPCTK_LOCAL_RANK", "RANK", "LOCAL_RANK", "MINE", "CUDA_VISIBLE_DEVICES")
-    numbers = [random.random(), float(numpy.random.rand())]
+    numbers = [random.random(), float(numpy.random.rand()), float(generator.random())]
     return [os.getppid(), {name: os.environ.get(name) for name in names}, numbers]
 """
     run = make(hpctk, main, 8, at_import=at_import)
@@ -154,7 +155,11 @@ def main(item):
 
 def test_numbers_that_an_import_seeds_are_those_of_the_seed(hpctk: Hpctk) -> None:
     at_import = "import numpy\nrandom.seed(1)\nnumpy.random.seed(1)\n"
-    main = "def main(item):\n    return [random.random(), float(numpy.random.rand())]\n"
+    at_import += f"generator = numpy.random.default_rng({1 << 100})\n"
+    main = """
+def main(item):
+    return [random.random(), float(numpy.random.rand()), float(generator.random())]
+"""
     run = make(hpctk, main, 4, *FRESH, at_import=at_import)
 
     assert hpctk("work", "run").code == 0
@@ -162,7 +167,7 @@ def test_numbers_that_an_import_seeds_are_those_of_the_seed(hpctk: Hpctk) -> Non
     assert len(pids("imports")) == 1
     assert len(set(pids("items"))) == 4
     values = {tuple(row["value"]) for row in run.results()}
-    assert values == {(0.13436424411240122, 0.417022004702574)}
+    assert values == {(0.13436424411240122, 0.417022004702574, 0.004225874802662788)}
 
 
 def test_what_an_import_sets_up_is_there_in_the_executors(hpctk: Hpctk) -> None:

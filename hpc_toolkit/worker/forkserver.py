@@ -1,4 +1,4 @@
-"""The template: a process that has imported the user's module, and forks executors from it."""
+"""The fork server: a process that has imported the user's module, and forks executors from it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import os
 import random
 import signal
 import sys
+import threading
+import time
 import warnings
 from contextlib import suppress
 from functools import partial
@@ -29,17 +31,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SHARED = 64
-"""Bytes that an executor and its worker share; the order for a template follows them."""
+"""Bytes that an executor and its worker share; the order for a fork server follows them."""
 FORKED = b"+"
-"""The template's answer when it has forked an executor."""
+"""The fork server's answer when it has forked an executor."""
 SERVES, REFUSES = 1, 2
-"""States of a template: it has forked an executor, or it ends because it must fork none."""
+"""States of a fork server: it has forked an executor, or it ends because it must fork none."""
 _CONNECTION = 3
+_LONGEST_FORK_S = 1.0
 _FORK_SAFE = {"jemalloc_bg_thd"}
 """Threads of libraries that prepare for a fork, and go on without them: here, that of pyarrow."""
 
 
-def become_template(
+def become_fork_server(
     connection: socket.socket, state: mmap.mmap, owner: int, *, common: bool
 ) -> None:
     """Import the user's module and fork executors until nobody can ask; never returns."""
@@ -59,7 +62,7 @@ def become_template(
 
 
 class _Process:
-    """The template itself."""
+    """The fork server itself."""
 
     def __init__(self, state: mmap.mmap, *, common: bool) -> None:
         import socket
@@ -72,6 +75,8 @@ class _Process:
         self._handlers: dict[int, Any] = {}
         self._seeded: Any = None
         """State of Python's random numbers, if the user's module has seeded them."""
+        self._generators: list[Any] = []
+        """Generators of numpy that the import made, and left to the system to seed."""
 
     def serve(self) -> None:
         import socket
@@ -87,7 +92,7 @@ class _Process:
                 os.close(fd)
 
     def _answered(self, life: int, alive: int, requests: int, results: int, memory: int) -> bool:
-        """Fork an executor, or refuse to; False: the template must end."""
+        """Fork an executor, or refuse to; False: the fork server must end."""
         order = json.loads(os.pread(memory, os.fstat(memory).st_size, SHARED))
         if any(stamp(file) != known for file, known in self._files.items()):
             return False
@@ -158,6 +163,7 @@ class _Process:
         self._imported.add(order["stage"])
         self._handlers = {one: signal.getsignal(one) for one in (*STOP_SIGNALS, signal.SIGCHLD)}
         self._seeded = watch.seeded or self._seeded
+        self._generators += watch.generators()
         self._files = _own_files()
         # Otherwise the executors' garbage collection would copy the memory that they share.
         gc.freeze()
@@ -184,10 +190,8 @@ class _Process:
         # Python itself has seeded its numbers again at the fork.
         if self._seeded is not None:
             random.setstate(self._seeded)
-        numbers = sys.modules.get("numpy.random.mtrand")
-        # Without a seed sequence, the user's module has seeded them.
-        if numbers is not None and numbers._rand._bit_generator.seed_seq is not None:
-            numbers.seed()
+        for one in self._generators:
+            one.state = type(one)().state
 
 
 class _Watch:
@@ -199,24 +203,39 @@ class _Watch:
         """Variables in which workers differ that the import wanted to read."""
         self.seeded: Any = None
         """State of Python's random numbers, if the import has seeded them."""
+        self._drawn: set[int] = set()
 
     def __enter__(self) -> None:
         environ: Any = os.environ
         self._variables, self._seed, self._called = environ._data, random.seed, False
         environ._data = _Noting(self._variables)
         environ._data.watch = self
-        vars(random)["seed"] = self._seeds
+        self._urandom = vars(random)["_urandom"]
+        vars(random).update(seed=self._seeds, _urandom=self._draws)
 
     def __exit__(self, *_: object) -> None:
         environ: Any = os.environ
         now, environ._data = {**environ._data}, self._variables
         self._variables.clear()
         self._variables.update(now)
-        vars(random)["seed"] = self._seed
+        vars(random).update(seed=self._seed, _urandom=self._urandom)
         self.seeded = random.getstate() if self._called else None
 
     def miss(self, name: bytes) -> None:
         self.read |= {os.fsdecode(name)} if name in self._own else set()
+
+    def generators(self) -> list[Any]:
+        """Generators of numpy whose seed came from the system during the import."""
+        numpy = sys.modules.get("numpy.random")
+        kinds = () if numpy is None else (numpy.Generator, numpy.RandomState)
+        found = [one._bit_generator for one in gc.get_objects() if type(one) in kinds]
+        # Numbers that numpy.random.seed() has seeded have no seed sequence.
+        return [one for one in found if getattr(one.seed_seq, "entropy", None) in self._drawn]
+
+    def _draws(self, size: int) -> bytes:
+        found: bytes = self._urandom(size)
+        self._drawn.add(int.from_bytes(found, "big"))
+        return found
 
     def _seeds(self, a: Any = None, version: int = 2) -> None:
         self._called = a is not None
@@ -237,12 +256,8 @@ def _why_unsafe(found: object, module: str, before: dict[int, str]) -> str | Non
     """Why a process with the user's module must not be forked; None if it may be."""
     if any(getattr(one, "fork_safe", True) is False for one in (found, sys.modules.get(module))):
         return "it has fork_safe = False"
-    with warnings.catch_warnings(action="ignore"):
-        # Libraries such as OpenBLAS end their threads before a fork, and others take care of them.
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
+    if threading.active_count() == 1:
+        _try_fork()
     if threads := _threads():
         return f"its import starts threads ({', '.join(threads)})"
     torch = sys.modules.get("torch")
@@ -252,15 +267,33 @@ def _why_unsafe(found: object, module: str, before: dict[int, str]) -> str | Non
     return f"its import leaves {opened[0]} open" if opened else None
 
 
+def _try_fork() -> None:
+    """Fork a process that ends: libraries such as OpenBLAS end their threads before a fork."""
+    with warnings.catch_warnings(action="ignore"):
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    ended = os.pidfd_open(pid)
+    if not processes.readable(ended, timeout_s=_LONGEST_FORK_S):  # a lock that a thread held
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(ended)
+
+
 def _threads() -> list[str]:
     """Names of the threads that do not expect a fork."""
-    found = []
-    for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError):
-            name = Path(f"/proc/self/task/{thread}/comm").read_text("utf-8").strip()
-            if thread != str(os.getpid()) and name not in _FORK_SAFE:
-                found.append(name)
-    return found
+    end = time.monotonic() + _LONGEST_FORK_S
+    while True:
+        found = []
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError):
+                name = Path(f"/proc/self/task/{thread}/comm").read_text("utf-8").strip()
+                if thread != str(os.getpid()) and name not in _FORK_SAFE:
+                    found.append(name)
+        # A thread that has been joined may be listed a moment longer.
+        if not found or threading.active_count() > 1 or time.monotonic() > end:
+            return found
+        time.sleep(0.01)
 
 
 def _descriptors() -> dict[int, str]:

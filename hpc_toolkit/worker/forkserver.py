@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import glob
 import json
 import mmap
 import os
 import random
 import signal
+import struct
 import sys
 import threading
 import time
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.rundir.files import open_or_create
-from hpc_toolkit.rundir.layout import StageSpec, parse_manifest
+from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec, parse_manifest
 from hpc_toolkit.system import processes
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.worker.code import is_installed
@@ -34,16 +36,14 @@ SHARED = 64
 """Bytes that an executor and its worker share; the order for a fork server follows them."""
 FORKED = b"+"
 """The fork server's answer when it has forked an executor."""
-SERVES, REFUSES = 1, 2
-"""States of a fork server: it has forked an executor, or it ends because it must fork none."""
-_CONNECTION = 3
+_CONNECTION, _LISTENER = 3, 4
 _LONGEST_FORK_S = 1.0
 _FORK_SAFE = {"jemalloc_bg_thd"}
 """Threads of libraries that prepare for a fork, and go on without them: here, that of pyarrow."""
 
 
 def become_fork_server(
-    connection: socket.socket, state: mmap.mmap, owner: int, *, common: bool
+    connection: socket.socket, listener: socket.socket | None, owner: int, *, common: bool
 ) -> None:
     """Import the user's module and fork executors until nobody can ask; never returns."""
     try:
@@ -55,22 +55,39 @@ def become_fork_server(
         processes.adopt_orphans()
         if os.getppid() == owner:
             null = os.open(os.devnull, os.O_RDWR)
-            processes.keep_descriptors(null, null, null, connection.detach())
-            _Process(state, common=common).serve()
+            listens = [] if listener is None else [listener.detach()]
+            processes.keep_descriptors(null, null, null, connection.detach(), *listens)
+            _Process(shared=common or bool(listens)).serve(listens=bool(listens))
     finally:
         os._exit(0)
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether a process of this user is at the other end."""
+    import socket
+
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", peer)[1]) == os.getuid()
+
+
+def devices() -> list[str]:
+    """The GPUs that this process may use: a control group of Slurm's may have those of one task."""
+    found = []
+    for path in sorted([*glob.glob("/dev/nvidia[0-9]*"), *glob.glob("/dev/dri/renderD*")]):
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDWR))
+            found.append(path)
+    return found
 
 
 class _Process:
     """The fork server itself."""
 
-    def __init__(self, state: mmap.mmap, *, common: bool) -> None:
-        import socket
-
-        self._connection = socket.socket(fileno=_CONNECTION)
-        self._state, self._common = state, common
+    def __init__(self, *, shared: bool) -> None:
+        self._shared = shared
         self._first: dict[str, Any] | None = None
         self._imported: set[str] = set()
+        self._forked = False
         self._files: dict[str, Any] = {}
         self._handlers: dict[int, Any] = {}
         self._seeded: Any = None
@@ -78,18 +95,28 @@ class _Process:
         self._generators: list[Any] = []
         """Generators of numpy that the import made, and left to the system to seed."""
 
-    def serve(self) -> None:
+    def serve(self, *, listens: bool) -> None:
+        """Answer the workers that are connected, until none is left or none must be answered."""
         import socket
 
-        while True:
-            message, ends, *_ = socket.recv_fds(self._connection, 1, 5)
-            if not message:
-                return
-            self._reap()
-            if not self._answered(*ends):
-                return
-            for fd in ends:
-                os.close(fd)
+        listener = socket.socket(fileno=_LISTENER) if listens else None
+        workers = {_CONNECTION: socket.socket(fileno=_CONNECTION)}
+        while workers:
+            for fd in processes.readable(*workers, *([_LISTENER] if listens else [])):
+                if listener is not None and fd == _LISTENER:
+                    found, _ = listener.accept()
+                    if is_own(found):
+                        workers[found.fileno()] = found
+                    continue
+                message, ends, *_ = socket.recv_fds(workers[fd], 1, 5)
+                if not message:
+                    workers.pop(fd).close()
+                    continue
+                self._reap()
+                if not self._answered(*ends):
+                    return
+                for end in ends:
+                    os.close(end)
 
     def _answered(self, life: int, alive: int, requests: int, results: int, memory: int) -> bool:
         """Fork an executor, or refuse to; False: the fork server must end."""
@@ -99,12 +126,14 @@ class _Process:
         if differs := self._adopt(order):
             os.write(alive, differs.encode())
             return True
-        reason = None if order["stage"] in self._imported else self._import(order)
+        work = _stages_of(order)[order["stage"]].workload
+        code = f"{work.function} {work.path}"
+        reason = None if code in self._imported else self._import(order, work)
         if reason is not None:
-            self._state[0] = REFUSES
             os.write(alive, reason.encode()[:1000] or b" ")
             return False
-        self._state[0] = SERVES
+        self._imported.add(code)
+        self._forked = True
         if os.fork() == 0:
             os.write(alive, FORKED)
             shared = mmap.mmap(memory, SHARED)
@@ -115,22 +144,27 @@ class _Process:
         return True
 
     def _adopt(self, order: dict[str, Any]) -> str:
-        """Be like the first worker, without what is its own; why another one differs, or ""."""
+        """Be like a worker, without what is its own; what makes that impossible, or ""."""
         if self._first is None:
-            self._first = order
+            self._first = order | {"devices": devices() if order["devices"] else []}
             os.environ.clear()
             os.environ.update(order["environ"])
-            if not self._common:
+            if not self._shared:
                 os.environ.update(order["own"])
-            os.sched_setaffinity(0, order["cpus"])
             prepare()
-        elif order["environ"] != self._first["environ"]:
-            return "its environment differs from that of another worker"
-        elif len(order["cpus"]) != len(self._first["cpus"]):
-            return "its number of CPUs differs from that of another worker"
+        first, now = self._first["environ"].items(), order["environ"].items()
+        if different := sorted(name for name, _ in first ^ now):
+            return f"{different[0]} differs from that of another worker"
+        if order["devices"] != self._first["devices"]:
+            return "its GPUs are not those of another worker"
+        # A control group may have other CPUs only.
+        with suppress(OSError):
+            os.sched_setaffinity(0, order["cpus"])
+        if sorted(os.sched_getaffinity(0)) != order["cpus"]:
+            return "its CPUs are not those of another worker"
         return ""
 
-    def _import(self, order: dict[str, Any]) -> str | None:
+    def _import(self, order: dict[str, Any], work: WorkloadSpec) -> str | None:
         """Import the module of a stage; what that prints is in the log of this worker.
 
         Returns why no executor must be forked from this process, or None. "": the import failed;
@@ -139,8 +173,7 @@ class _Process:
         log, pid = open_or_create(Path(order["log"]), os.O_WRONLY | os.O_APPEND), os.getpid()
         _redirect(log)
         os.close(log)
-        work, before = _stages_of(order)[order["stage"]].workload, _descriptors()
-        watch = _Watch(order["own"] if self._common else ())
+        before, watch = _descriptors(), _Watch(order["own"] if self._shared else ())
         try:
             with watch:
                 found = import_workload(work)
@@ -154,13 +187,12 @@ class _Process:
                 sys.stdout.flush()
         if watch.read:
             reason = f"its import reads {', '.join(sorted(watch.read))}"
-        if self._state[0] != SERVES and self._reap():
+        if not self._forked and self._reap():
             reason = "its import starts processes"
             for child in processes.descendants(pid):
                 with suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
         _redirect(0)
-        self._imported.add(order["stage"])
         self._handlers = {one: signal.getsignal(one) for one in (*STOP_SIGNALS, signal.SIGCHLD)}
         self._seeded = watch.seeded or self._seeded
         self._generators += watch.generators()
@@ -179,14 +211,11 @@ class _Process:
 
     def _become_own(self, order: dict[str, Any]) -> None:
         """Give a forked executor what is its worker's own, and random numbers of its own."""
-        assert self._first is not None
         for number, handler in self._handlers.items():
             if handler is not None:
                 signal.signal(number, handler)
         for name, text in order["own"].items():
             os.environ.setdefault(name, text)
-        if order["cpus"] != self._first["cpus"]:
-            os.sched_setaffinity(0, order["cpus"])
         # Python itself has seeded its numbers again at the fork.
         if self._seeded is not None:
             random.setstate(self._seeded)

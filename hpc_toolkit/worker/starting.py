@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import signal
 import sys
+import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,19 +22,24 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.queue.control import OUT_OF_MEMORY
 from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.rundir.layout import Manifest, StageSpec
-from hpc_toolkit.system.gpus import CUDA
-from hpc_toolkit.system.ranks import LOCAL_RANK, environment_of_items
+from hpc_toolkit.system.gpus import ranks_here
+from hpc_toolkit.system.ranks import environment_of_items
 from hpc_toolkit.worker.executor import become_child, prepare
-from hpc_toolkit.worker.forkserver import FORKED, REFUSES, SERVES, SHARED, become_fork_server
+from hpc_toolkit.worker.forkserver import FORKED, SHARED, become_fork_server, devices, is_own
 from hpc_toolkit.worker.guard import Guard
 from hpc_toolkit.worker.memory import kernel_kills
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Mapping
     from pathlib import Path
 
-_OF_A_WORKER = (CUDA, LOCAL_RANK)
-"""Variables in which the workers of a pool differ."""
+_OF_A_WORKER = re.compile(
+    "(CUDA|ROCR|HIP)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK|HPCTK_LOCAL_RANK"
+    "|SLURM_(PROCID|LOCALID|TASK_PID)|PMI.*"
+)
+"""Variables in which workers of a node differ."""
+_TRIES, _PAUSE_S, _MOST_RANKS = 100, 0.01, 256
 
 
 class Executor(Guard):
@@ -77,14 +84,14 @@ class Executor(Guard):
     def has_ended(self) -> bool:
         """Read why ``ended`` is readable: the end of the process, or the fork server's answer."""
         said = os.read(self.ended, 1024)
-        if self.starting and said == FORKED:
-            self._begin()
-        elif self.starting:
-            os.close(self.ended)
-            FORK_SERVER.refused(said)
-            self._start()
-        else:
+        if not self.starting:
             return not said
+        FORK_SERVER.answered(said)
+        if said == FORKED:
+            self._begin()
+        else:
+            os.close(self.ended)
+            self._start()
         return False
 
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
@@ -133,9 +140,10 @@ def _order(stages: dict[str, StageSpec], log_path: Path, stage: str) -> bytes:
         "stages": json.loads(Manifest(run="", stages=(*stages.values(),)).to_bytes()),
         "argv": {name: one.workload.argv for name, one in stages.items()},
         "log": str(log_path.absolute()),
-        "own": {name: environ.pop(name) for name in _OF_A_WORKER if name in environ},
+        "own": {name: environ.pop(name) for name in filter(_OF_A_WORKER.fullmatch, [*environ])},
         "environ": environ,
         "cpus": sorted(os.sched_getaffinity(0)),
+        "devices": devices() if step_name(os.environ) else [],
     }
     return json.dumps(order).encode()
 
@@ -146,24 +154,27 @@ class ForkServer:
     def __init__(self) -> None:
         self._connection: socket.socket | None = None
         self._pid = self._owner = 0
-        self._state = mmap.mmap(-1, 1)
-        """Shared with the fork server: SERVES once it forked an executor, REFUSES at its end."""
-        self._refused = False
+        self._served = self._refused = False
 
     def start(self, *, common: bool = False) -> None:
-        """Fork the fork server; it imports the user's module when the first executor is needed.
+        """Fork the server; it imports the user's module when the first executor is needed.
 
-        ``common``: this process forks several workers, which share it.
+        ``common``: this process forks several workers, which share it. The ranks of a step on one
+        node share one as well, and the first of them forks it.
         """
         import socket
 
+        listener, self._connection = (None, None) if common else _meet(step_name(os.environ))
+        if self._connection is not None:
+            return
         self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._state = mmap.mmap(-1, 1)
         self._owner = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            become_fork_server(other, self._state, self._owner, common=common)
+            become_fork_server(other, listener, self._owner, common=common)
         other.close()
+        if listener is not None:
+            listener.close()
         self._connection.setblocking(False)
 
     def asked(self, ends: tuple[int, ...]) -> bool:
@@ -177,33 +188,66 @@ class ForkServer:
                 assert self._connection is not None
                 socket.send_fds(self._connection, [FORKED], ends)
             except OSError:
-                self.refused(b"")
+                self.answered(b"")
             else:
                 return True
         return False
 
-    def refused(self, said: bytes) -> None:
-        """Note why the fork server forked no executor; b"": it has ended, or says so to others."""
-        if not said and self._state[0] == SERVES:
+    def answered(self, said: bytes) -> None:
+        """Note what the server said; b"": it has ended, or gave its reason to another worker."""
+        if said == FORKED:
+            self._served = True
+        elif not said and self._served:
             self.stop()  # somebody killed it, or the user's files have changed: start another one
-            return
-        self._refused = True
-        if not said and self._state[0] != REFUSES:
-            said, self._state[0] = b"the process that imports it for all of them ended", REFUSES
-        if said.strip():
-            why = said.decode(errors="replace")
-            sys.stderr.write(f"note: each executor imports the workload itself: {why}\n")
+        else:
+            self._refused = True
+            if said.strip():
+                why = said.decode(errors="replace")
+                sys.stderr.write(f"note: each executor imports the workload itself: {why}\n")
 
     def stop(self) -> None:
-        """End the fork server if it is a child of this process; executors that it forked go on."""
+        """End the server if it is a child of this process; executors that it forked go on."""
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
-            if self._owner == os.getpid():
-                with suppress(OSError):
-                    os.kill(self._pid, signal.SIGKILL)
-                    os.waitpid(self._pid, 0)
-        self._refused = False
+        if self._owner == os.getpid():
+            with suppress(OSError):
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+        self._connection, self._owner = None, 0
+        self._served = self._refused = False
+
+
+def step_name(environ: Mapping[str, str]) -> str:
+    """Name of a socket for the ranks of this step on this node; "": there is one rank.
+
+    It is in no directory (unix(7), abstract), so that nothing is left of it. Ranks in containers of
+    their own, which have other files and processes, get other names.
+    """
+    if "SLURM_STEP_ID" not in environ or ranks_here(environ) < 2:
+        return ""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURMD_NODENAME")
+    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("mnt", "pid", "user")]
+    return "\0hpctk-" + "-".join(map(str, (os.getuid(), *map(environ.get, names), *spaces)))
+
+
+def _meet(name: str) -> tuple[socket.socket | None, socket.socket | None]:
+    """A new socket of this name, or one that is connected to it, or neither."""
+    import socket
+
+    for _ in range(_TRIES if name else 0):
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with suppress(OSError):  # another rank has it
+            found.bind(name)
+            found.listen(_MOST_RANKS)
+            return found, None
+        with suppress(OSError):  # it does not listen yet
+            found.setblocking(False)
+            found.connect(name)
+            if is_own(found):
+                return None, found
+        found.close()
+        time.sleep(_PAUSE_S)
+    return None, None
 
 
 FORK_SERVER = ForkServer()

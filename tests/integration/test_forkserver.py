@@ -13,7 +13,7 @@ from hpc_toolkit.run import Run
 from tests.integration.realrun import wait_until
 
 if TYPE_CHECKING:
-    from tests.integration.realrun import Hpctk
+    from tests.integration.realrun import Hpctk, Started
 
 BEGINNING = """
 import os, random, signal, sys, threading, time
@@ -73,9 +73,6 @@ UNSAFE = {
     "its import leaves": "kept = open('imports')",
     "its import starts processes": "import subprocess; subprocess.Popen(['sleep', '99'])",
     "its import reads HPCTK_LOCAL_RANK": "os.environ.get('HPCTK_LOCAL_RANK')",
-    "the process that imports it": (
-        "if len(open('imports').readlines()) == 1: os.kill(os.getpid(), signal.SIGKILL)"
-    ),
 }
 
 
@@ -236,6 +233,82 @@ def main(item):
 
     assert len(pids("imports")) == 1
     assert [row["value"] for row in run.results()] == [[1, 2]] * 2
+
+
+def ranks(hpctk: Hpctk, count: int, *changes: dict[str, str]) -> list[Started]:
+    """Workers as srun starts them for a step of one node."""
+    step = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": "0", "SLURM_NTASKS": f"{count}"}
+    step |= {"SLURM_STEP_NUM_TASKS": f"{count}", "SLURM_STEP_TASKS_PER_NODE": f"{count}"}
+    step |= {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
+    return [
+        hpctk.start(
+            *("work", "run", "--idle-exit", "100s"),
+            env={
+                **step,
+                "SLURM_PROCID": f"{rank}",
+                "SLURM_LOCALID": f"{rank}",
+                **dict(*changes[rank : rank + 1]),
+            },
+        )
+        for rank in range(count)
+    ]
+
+
+RANKED = """
+def main(item):
+    open(f"rank-{os.environ['SLURM_PROCID']}", "w").close()
+    while sum(name.startswith("rank-") for name in os.listdir()) < 3: time.sleep(0.01)
+    if not os.path.exists(f"died-{item['id']}"):
+        open(f"died-{item['id']}", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    names = ("SLURM_PROCID", "HPCTK_LOCAL_RANK", "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES")
+    return [os.environ.get(name) for name in names]
+"""
+
+
+def test_ranks_of_a_step_share_one_import(hpctk: Hpctk) -> None:
+    run = make(hpctk, RANKED, 6)
+    gpus = [{"CUDA_VISIBLE_DEVICES": str(rank)} for rank in range(3)]
+
+    ended = [one.ended() for one in ranks(hpctk, 3, *gpus)]
+
+    assert [(one.code, NOTE in one.err) for one in ended] == [(0, False)] * 3
+    assert len(pids("imports")) == 1
+    values = {tuple(row["value"]) for row in run.results()}
+    job = str(os.getpid())
+    assert values == {(str(rank), None, job, str(rank)) for rank in range(3)}
+
+
+def test_a_rank_whose_environment_differs_imports_the_module_itself(hpctk: Hpctk) -> None:
+    run = make(hpctk, RANKED, 6)
+
+    ended = [one.ended() for one in ranks(hpctk, 3, {}, {}, {"OMP_NUM_THREADS": "3"})]
+
+    assert [one.code for one in ended] == [0] * 3
+    assert f"{NOTE}: OMP_NUM_THREADS differs from that" in "".join(one.err for one in ended)
+    assert len(pids("imports")) > 1
+    assert {row["state"] for row in run.results()} == {"done"}
+
+
+def test_ranks_go_on_when_the_first_one_is_killed(hpctk: Hpctk) -> None:
+    """Whose child the fork server is; items of the others are not interrupted."""
+    main = """
+def main(item):
+    while not os.path.exists("go"): time.sleep(0.01)
+    return os.getpid()
+"""
+    run = make(
+        hpctk, main, 6, at_import="parent = os.getppid()\nopen('parent', 'w').write(str(parent))\n"
+    )
+    started = ranks(hpctk, 3)
+    wait_until(lambda: Path("items").exists() and len(pids("items")) == 3, "items")
+
+    os.kill(int(Path("parent").read_text()), signal.SIGKILL)
+    Path("go").touch()
+
+    assert sorted(one.ended().code for one in started) == [-9, 0, 0]
+    assert {row["state"] for row in run.results()} == {"done"}
+    assert [row["attempts"] for row in run.results()] == [1] * 6
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch", "sklearn.linear_model"])

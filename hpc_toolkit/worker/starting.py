@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _OF_A_WORKER = re.compile(
     "(CUDA|ROCR|HIP)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK|HPCTK_LOCAL_RANK"
-    "|SLURM_(PROCID|LOCALID|TASK_PID)|PMI.*"
+    "|SLURM_(PROCID|LOCALID|TASK_PID|STEP_GPUS)|PMI.*"
 )
 """Variables in which workers of a node differ."""
 _TRIES, _PAUSE_S, _MOST_RANKS = 100, 0.01, 256
@@ -134,7 +134,9 @@ def has_fork_server(stage: StageSpec) -> bool:
 
 def _order(stages: dict[str, StageSpec], log_path: Path, stage: str) -> bytes:
     """What a fork server must know to fork an executor."""
-    environ = environment_of_items()
+    environ, in_step = environment_of_items(), bool(step_name(os.environ))
+    if in_step:  # Slurm sets it for the first task of a node only
+        environ.setdefault("TMPDIR", "/tmp")  # noqa: S108 - what Slurm sets
     order = {
         "stage": stage,
         "stages": json.loads(Manifest(run="", stages=(*stages.values(),)).to_bytes()),
@@ -143,7 +145,7 @@ def _order(stages: dict[str, StageSpec], log_path: Path, stage: str) -> bytes:
         "own": {name: environ.pop(name) for name in filter(_OF_A_WORKER.fullmatch, [*environ])},
         "environ": environ,
         "cpus": sorted(os.sched_getaffinity(0)),
-        "devices": devices() if step_name(os.environ) else [],
+        "devices": devices() if in_step else [],
     }
     return json.dumps(order).encode()
 

@@ -13,7 +13,7 @@ import pytest
 
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec
-from hpc_toolkit.worker import attempts, executor, pool
+from hpc_toolkit.worker import attempts, executor, forkserver, pool
 from tests.faults import loud
 from tests.faults.cut import WAYS, Cut, Struck
 from tests.faults.test_faults import EVERY, ITEMS, Place, check_parts, make_new
@@ -41,15 +41,29 @@ def begin_pool(cut: Cut) -> None:
 def begin_executor(cut: Cut) -> None:
     """Count what the first executor writes: its log, values, and messages to the worker."""
     cut.leave_out()
-    real = executor._take_signals
+    real = executor._guard_forks
 
-    def take_signals() -> None:
+    def guard_forks(*pipes: int) -> None:
         cut.follow()
         cut.wrap(attempts._LogFile, "write")
         cut.wrap(os, "write")
+        real(*pipes)
+
+    setattr(executor, "_guard_forks", guard_forks)  # noqa: B010 - a module's function
+
+
+def begin_fork_server(cut: Cut) -> None:
+    """Count the changes of the process from which executors are forked."""
+    cut.leave_out()
+    real = forkserver.prepare
+
+    def prepare() -> None:
+        cut.follow()
+        cut.wrap(attempts._LogFile, "write")
+        cut.wrap(os, "fork")
         real()
 
-    setattr(executor, "_take_signals", take_signals)  # noqa: B010 - a module's function
+    setattr(forkserver, "prepare", prepare)  # noqa: B010 - a module's function
 
 
 def make_loud(root: Path) -> None:
@@ -71,6 +85,10 @@ def place_of_executor(home: Path) -> Place:
     return Place(home, make_loud, "work", "run", *LEASE, begin=begin_executor)
 
 
+def place_of_fork_server(home: Path) -> Place:
+    return Place(home, make_loud, "work", "run", *LEASE, begin=begin_fork_server)
+
+
 def check_pool(home: Path, every: int) -> None:
     place = place_of_pool(home)
     for struck, way, where in place.points(every, ways=POOL_WAYS, name="work --workers 2"):
@@ -90,8 +108,11 @@ def check_error(struck: Struck, where: str) -> None:
 
 
 def check_executor(home: Path, every: int) -> None:
-    place = place_of_executor(home)
-    for struck, _, where in place.points(every, ways=DEATHS, name="an executor"):
+    check_deaths(place_of_executor(home), "an executor", every)
+
+
+def check_deaths(place: Place, name: str, every: int = 1) -> None:
+    for struck, _, where in place.points(every, ways=DEATHS, name=name):
         assert (struck.code, struck.err) == (0, ""), where
         rows = check_rows(place.run, where)
         assert [row["value"] for row in rows] == [loud.hold({"id": n}) for n in range(ITEMS)], where
@@ -119,6 +140,10 @@ def test_an_executor_that_dies_costs_no_result_and_no_attempt(fast_dir: Path) ->
 @pytest.mark.timeout(900)
 def test_an_executor_that_dies_anywhere_costs_no_result_and_no_attempt(fast_dir: Path) -> None:
     check_executor(fast_dir, 1)
+
+
+def test_a_fork_server_that_dies_anywhere_costs_no_result_and_no_attempt(fast_dir: Path) -> None:
+    check_deaths(place_of_fork_server(fast_dir), "a fork server")
 
 
 @pytest.mark.parametrize("place_of", [place_of_pool, place_of_executor])

@@ -55,7 +55,7 @@ def begin_executor(cut: Cut) -> None:
 def begin_fork_server(cut: Cut) -> None:
     """Count the changes of the process from which executors are forked."""
     cut.leave_out()
-    real = forkserver.prepare
+    real = executor.prepare
 
     def prepare() -> None:
         cut.follow()

@@ -72,6 +72,10 @@ UNSAFE = {
     "it has fork_safe = False": "fork_safe = False",
     "its import leaves": "kept = open('imports')",
     "its import starts processes": "import subprocess; subprocess.Popen(['sleep', '99'])",
+    "its import initialises CUDA": (
+        "from types import SimpleNamespace as fake\n"
+        "sys.modules['torch'] = fake(cuda=fake(is_initialized=lambda: True))"
+    ),
     "its import reads HPCTK_LOCAL_RANK": "os.environ.get('HPCTK_LOCAL_RANK')",
 }
 

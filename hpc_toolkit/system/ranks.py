@@ -251,16 +251,12 @@ def without_rank(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: text for name, text in environ.items() if not _OF_A_RANK.fullmatch(name)}
 
 
-LOCAL_RANK = "HPCTK_LOCAL_RANK"
-"""What LOCAL_RANK of a worker is called for its items."""
-
-
 def environment_of_items(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment of a process in which the items of this worker run.
 
     To accelerate and others, a process with LOCAL_RANK waits for the other ranks of a training.
     """
-    own = {LOCAL_RANK: environ["LOCAL_RANK"]} if "LOCAL_RANK" in environ else {}
+    own = {"HPCTK_LOCAL_RANK": environ["LOCAL_RANK"]} if "LOCAL_RANK" in environ else {}
     return without_rank(environ) | own
 
 

@@ -7,7 +7,6 @@ import glob
 import json
 import mmap
 import os
-import random
 import signal
 import struct
 import sys
@@ -22,15 +21,17 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.rundir.files import open_or_create
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec, parse_manifest
 from hpc_toolkit.system import processes
+from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.worker.code import is_installed
 from hpc_toolkit.worker.executor import become_child, prepare
 from hpc_toolkit.worker.guard import STOP_SIGNALS, become_guard
 from hpc_toolkit.worker.loading import import_workload, stamp
+from hpc_toolkit.worker.numbers import Numbers, is_users
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 SHARED = 64
 """Bytes that an executor and its worker share; the order for a fork server follows them."""
@@ -80,6 +81,18 @@ def devices() -> list[str]:
     return found
 
 
+def kill_started(server: int) -> None:
+    """Kill the processes that an import has started, and not the guards of executors.
+
+    A guard leads a process group and no session.
+    """
+    for child in processes.children_of().get(server, ()):
+        with suppress(ProcessLookupError):
+            if os.getsid(child) == child or os.getpgid(child) != child:
+                for one in (*processes.descendants(child), child):
+                    os.kill(one, signal.SIGKILL)
+
+
 class _Process:
     """The fork server itself."""
 
@@ -87,13 +100,9 @@ class _Process:
         self._shared = shared
         self._first: dict[str, Any] | None = None
         self._imported: set[str] = set()
-        self._forked = False
         self._files: dict[str, Any] = {}
         self._handlers: dict[int, Any] = {}
-        self._seeded: Any = None
-        """State of Python's random numbers, if the user's module has seeded them."""
-        self._generators: list[Any] = []
-        """Generators of numpy that the import made, and left to the system to seed."""
+        self._numbers = Numbers()
 
     def serve(self, *, listens: bool) -> None:
         """Answer the workers that are connected, until none is left or none must be answered."""
@@ -133,8 +142,8 @@ class _Process:
             os.write(alive, reason.encode()[:1000] or b" ")
             return False
         self._imported.add(code)
-        self._forked = True
         if os.fork() == 0:
+            os.setpgid(0, 0)
             os.write(alive, FORKED)
             shared = mmap.mmap(memory, SHARED)
             stages, log = _stages_of(order), Path(order["log"])
@@ -152,6 +161,7 @@ class _Process:
             if not self._shared:
                 os.environ.update(order["own"])
             prepare()
+            limit_memory()
         first, now = self._first["environ"].items(), order["environ"].items()
         if different := sorted(name for name, _ in first ^ now):
             return f"{different[0]} differs from that of another worker"
@@ -173,9 +183,10 @@ class _Process:
         log, pid = open_or_create(Path(order["log"]), os.O_WRONLY | os.O_APPEND), os.getpid()
         _redirect(log)
         os.close(log)
-        before, watch = _descriptors(), _Watch(order["own"] if self._shared else ())
+        before, known = _opened(), self._children()
+        watch = _Watch(order["own"] if self._shared else ())
         try:
-            with watch:
+            with watch, self._numbers:
                 found = import_workload(work)
             reason = _why_unsafe(found, str(work.function).partition(":")[0], before)
         except BaseException:  # noqa: BLE001 - the boundary of the user's code
@@ -187,19 +198,20 @@ class _Process:
                 sys.stdout.flush()
         if watch.read:
             reason = f"its import reads {', '.join(sorted(watch.read))}"
-        if not self._forked and self._reap():
+        if self._numbers.asked:
+            reason = f"its import calls {', '.join(sorted(self._numbers.asked))}"
+        if self._children() - known:
             reason = "its import starts processes"
-            for child in processes.descendants(pid):
-                with suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+            kill_started(pid)
         _redirect(0)
         self._handlers = {one: signal.getsignal(one) for one in (*STOP_SIGNALS, signal.SIGCHLD)}
-        self._seeded = watch.seeded or self._seeded
-        self._generators += watch.generators()
         self._files = _own_files()
         # Otherwise the executors' garbage collection would copy the memory that they share.
         gc.freeze()
         return reason
+
+    def _children(self) -> set[int]:
+        return {*processes.children_of().get(os.getpid(), ())} if self._reap() else set()
 
     def _reap(self) -> bool:
         """Reap children that have ended; whether there are others."""
@@ -216,63 +228,34 @@ class _Process:
                 signal.signal(number, handler)
         for name, text in order["own"].items():
             os.environ.setdefault(name, text)
-        # Python itself has seeded its numbers again at the fork.
-        if self._seeded is not None:
-            random.setstate(self._seeded)
-        for one in self._generators:
-            one.state = type(one)().state
+        self._numbers.renew()
 
 
 class _Watch:
-    """Notes what an import does that matters to the processes that are forked after it."""
+    """Notes which variables that workers do not share an import wants to read."""
 
     def __init__(self, own: Iterable[str]) -> None:
         self._own = {os.fsencode(name) for name in own}
         self.read: set[str] = set()
-        """Variables in which workers differ that the import wanted to read."""
-        self.seeded: Any = None
-        """State of Python's random numbers, if the import has seeded them."""
-        self._drawn: set[int] = set()
 
     def __enter__(self) -> None:
         environ: Any = os.environ
-        self._variables, self._seed, self._called = environ._data, random.seed, False
+        self._variables = environ._data
         environ._data = _Noting(self._variables)
         environ._data.watch = self
-        self._urandom = vars(random)["_urandom"]
-        vars(random).update(seed=self._seeds, _urandom=self._draws)
 
     def __exit__(self, *_: object) -> None:
         environ: Any = os.environ
         now, environ._data = {**environ._data}, self._variables
         self._variables.clear()
         self._variables.update(now)
-        vars(random).update(seed=self._seed, _urandom=self._urandom)
-        self.seeded = random.getstate() if self._called else None
 
-    def miss(self, name: bytes) -> None:
-        self.read |= {os.fsdecode(name)} if name in self._own else set()
-
-    def generators(self) -> list[Any]:
-        """Generators of numpy whose seed came from the system during the import."""
-        numpy = sys.modules.get("numpy.random")
-        kinds = () if numpy is None else (numpy.Generator, numpy.RandomState)
-        found = [one._bit_generator for one in gc.get_objects() if type(one) in kinds]
-        # Numbers that numpy.random.seed() has seeded have no seed sequence.
-        return [one for one in found if getattr(one.seed_seq, "entropy", None) in self._drawn]
-
-    def _draws(self, size: int) -> bytes:
-        found: bytes = self._urandom(size)
-        self._drawn.add(int.from_bytes(found, "big"))
-        return found
-
-    def _seeds(self, a: Any = None, version: int = 2) -> None:
-        self._called = a is not None
-        self._seed(a, version)
+    def miss(self, *names: bytes) -> None:
+        self.read |= {os.fsdecode(name) for name in self._own.intersection(names or self._own)}
 
 
 class _Noting(dict[bytes, bytes]):
-    """Variables of the environment; notes the names that were looked for in vain."""
+    """Variables of the environment; notes the names that were looked for in vain, and copies."""
 
     watch: _Watch
 
@@ -280,8 +263,13 @@ class _Noting(dict[bytes, bytes]):
         self.watch.miss(name)
         raise KeyError(name)
 
+    def __iter__(self) -> Iterator[bytes]:
+        if is_users():
+            self.watch.miss()
+        return super().__iter__()
 
-def _why_unsafe(found: object, module: str, before: dict[int, str]) -> str | None:
+
+def _why_unsafe(found: object, module: str, before: dict[str, str]) -> str | None:
     """Why a process with the user's module must not be forked; None if it may be."""
     if any(getattr(one, "fork_safe", True) is False for one in (found, sys.modules.get(module))):
         return "it has fork_safe = False"
@@ -292,7 +280,9 @@ def _why_unsafe(found: object, module: str, before: dict[int, str]) -> str | Non
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "its import initialises CUDA"
-    opened = [name for fd, name in _descriptors().items() if before.get(fd) != name]
+    if signal.getitimer(signal.ITIMER_REAL)[0]:  # a fork ends it
+        return "its import starts a timer"
+    opened = [name for place, name in _opened().items() if before.get(place) != name]
     return f"its import leaves {opened[0]} open" if opened else None
 
 
@@ -325,12 +315,16 @@ def _threads() -> list[str]:
         time.sleep(0.01)
 
 
-def _descriptors() -> dict[int, str]:
-    """The descriptors of this process, and what they are of."""
+def _opened() -> dict[str, str]:
+    """The descriptors of this process, and memory that its children would share, by their files."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # that of the list itself
-            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        place, mode, *_, name = line.split(maxsplit=5)
+        if mode.startswith("rw-s"):  # locks of multiprocessing have no descriptor
+            found[place] = name
     return found
 
 

@@ -25,7 +25,14 @@ from hpc_toolkit.rundir.layout import Manifest, StageSpec
 from hpc_toolkit.system.gpus import ranks_here
 from hpc_toolkit.system.ranks import environment_of_items
 from hpc_toolkit.worker.executor import become_child, prepare
-from hpc_toolkit.worker.forkserver import FORKED, SHARED, become_fork_server, devices, is_own
+from hpc_toolkit.worker.forkserver import (
+    FORKED,
+    SHARED,
+    become_fork_server,
+    devices,
+    is_own,
+    kill_started,
+)
 from hpc_toolkit.worker.guard import Guard
 from hpc_toolkit.worker.memory import kernel_kills
 
@@ -213,6 +220,8 @@ class ForkServer:
             self._connection.close()
         if self._owner == os.getpid():
             with suppress(OSError):
+                os.kill(self._pid, signal.SIGSTOP)  # it starts no more processes
+                kill_started(self._pid)
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
         self._connection, self._owner = None, 0

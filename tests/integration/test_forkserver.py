@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BEGINNING = """
 import os, random, signal, sys, threading, time
 with open("imports", "a") as file:
-    print(os.getpid(), file=file)
+    print(os.readlink("/proc/self"), file=file)
 """
 RUN = """
 def run(item):
@@ -77,6 +77,11 @@ UNSAFE = {
         "sys.modules['torch'] = fake(cuda=fake(is_initialized=lambda: True))"
     ),
     "its import reads HPCTK_LOCAL_RANK": "os.environ.get('HPCTK_LOCAL_RANK')",
+    "its import reads": "mine = os.environ.copy()",
+    "its import starts a timer": "signal.setitimer(signal.ITIMER_REAL, 99)",
+    "its import leaves /dev/zero (deleted)": "import mmap; shared = mmap.mmap(-1, 99)",
+    "its import calls os.urandom": "import uuid; mine = uuid.uuid4()",
+    "its import calls os.getpid": "import multiprocessing; lock = multiprocessing.Lock()",
 }
 
 
@@ -102,7 +107,7 @@ def main(item):
         if item["id"] % 4:
             os.kill(os.getpid(), signal.SIGKILL)
 """
-    run = make(hpctk, kill, 8, at_import="server = os.getpid()\n")
+    run = make(hpctk, kill, 8, at_import="server = int(os.readlink('/proc/self'))\n")
 
     ended = hpctk("work", "run", "--workers", 1)
 
@@ -171,6 +176,64 @@ def main(item):
     assert values == {(0.13436424411240122, 0.417022004702574, 0.004225874802662788)}
 
 
+OWN = """
+import copy, logging
+logging.warning("a record has the process id")
+own = random.Random()
+kept = copy.copy(random.Random(1))
+"""
+OWN_OF_NUMPY = """
+import numpy
+own = numpy.random.PCG64()
+kept = numpy.random.Generator(numpy.random.PCG64(1))
+"""
+OWN_OF_TORCH = """
+import torch
+own = torch.default_generator
+kept = torch.Generator()
+kept.manual_seed(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("at_import", "draw"),
+    [
+        (OWN, "[one.random() for one in (own, kept)]"),
+        (OWN_OF_NUMPY, "[own.seed_seq.spawn(1)[0].entropy % 2**32, kept.random()]"),
+        (OWN_OF_TORCH, "[torch.rand(1, generator=one).item() for one in (own, kept)]"),
+    ],
+)
+def test_each_executor_has_its_own_generators(hpctk: Hpctk, at_import: str, draw: str) -> None:
+    if "torch" in at_import:
+        pytest.importorskip("torch")
+    run = make(hpctk, f"def main(item): return {draw}\n", 4, *FRESH, at_import=at_import)
+
+    ended = hpctk("work", "run")
+
+    assert (ended.code, len(pids("imports")), NOTE in ended.err) == (0, 1, False)
+    own, kept = zip(*(row["value"] for row in run.results()), strict=True)
+    assert (len(set(own)), len(set(kept))) == (4, 1)
+
+
+def test_a_seed_of_torch_is_kept(hpctk: Hpctk) -> None:
+    pytest.importorskip("torch")
+    main = "def main(item): return torch.rand(1).item()\n"
+    run = make(hpctk, main, 2, *FRESH, at_import="import torch\ntorch.manual_seed(1)\n")
+
+    assert hpctk("work", "run").code == 0
+
+    assert len({row["value"] for row in run.results()}) == 1
+
+
+def test_an_import_has_the_memory_of_a_worker(hpctk: Hpctk) -> None:
+    make(hpctk, "def main(item): pass\n", at_import=f"much = bytes({1 << 30})\n")
+
+    ended = hpctk("work", "run", env={"HPCTK_MEMORY_PER_WORKER": str(1 << 29)})
+
+    assert ended.code == 1
+    assert "cannot be imported: MemoryError" in ended.err
+
+
 def test_what_an_import_sets_up_is_there_in_the_executors(hpctk: Hpctk) -> None:
     at_import = """
 import logging
@@ -215,13 +278,23 @@ def test_no_process_outlives_a_killed_worker(hpctk: Hpctk, pool: list[object]) -
 
 
 def test_a_worker_can_be_stopped_while_its_module_is_imported(hpctk: Hpctk) -> None:
-    make(hpctk, "def main(item): pass\n", 2, at_import="time.sleep(600)\n")
+    """No process that the import has started is left."""
+    waits = "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    waits += (
+        "with open('imports', 'a') as file: print(file=file)\nsubprocess.run(['sleep', '600'])\n"
+    )
+    make(hpctk, "def main(item): pass\n", 2, at_import=waits)
     started = hpctk.start("work", "run", "--workers", 2, "--grace", "0s")
-    wait_until(Path("imports").exists, "import", of=started)
+    wait_until(
+        lambda: Path("imports").exists() and Path("imports").read_text().count("\n") > 1,
+        "import",
+        of=started,
+    )
 
     os.kill(started.pid, signal.SIGTERM)
 
     assert started.ended().code == 75
+    assert not hpctk.leftovers()
 
 
 def test_a_pool_of_a_multiprocessing_item_works(hpctk: Hpctk) -> None:

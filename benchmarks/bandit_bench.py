@@ -2,7 +2,7 @@
 
     python benchmarks/bandit_bench.py [pulls] [races] [wall] [--table FILE] [--write]
 
-All three without a word. FILE is a table of recorded scores (docs/how-to/policies.md), by
+All three without a word. FILE is a table of recorded scores (see scoretable.py), by
 default what HPCTK_SCORES_CSV names; without either, made-up scores of the same shape. ``pulls``
 compares all policies on the table and on parts of it, half the arms and 24 tasks; ``races`` plays
 racing and halving on parts of half the arms, and on made-up tables; ``wall`` plays the same 60
@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from arguments import number, parser
+from comparison import Plan, entrants, reached_at, searches, spread
+from replay import Asks, ScoreTable, score_table
 from resultsfile import facts, table, write_section
+from scoretable import read_score_table
 
 from hpc_toolkit.bandit.arms import ArmTable
-from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reached_at, searches, spread
-from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable, score_table
-from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:
     import argparse
 
-    from hpc_toolkit.bandit.bench.comparison import Entrant
-    from hpc_toolkit.bandit.bench.replay import Trace
+    from comparison import Entrant
+    from replay import Trace
 
 GOAL = 0.99
 SHARE = 0.05

@@ -180,14 +180,14 @@ def analyze(
         list[Path],
         argument(
             "SOURCE...",
-            "Directory of 'scaling run' or of logs, .json, .csv, .jsonl or .log file; - is stdin.",
+            "Directory of 'scaling run' or of logs, or a .jsonl or .log file; - is stdin.",
         ),
     ],
     **given: Any,
 ) -> None:
     """Compare world sizes by speed, efficiency and cost.
 
-    Also fits a scaling law and recommends a world size. If settings vary, such as with --vary
+    Also recommends a world size. If settings vary, such as with --vary
     loader-workers=0,1,2,4, the first table compares them.
 
     Examples:

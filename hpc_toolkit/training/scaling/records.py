@@ -1,4 +1,4 @@
-"""Measurements as JSON lines, and the inputs of an analysis: records, logs and tables.
+"""Measurements as JSON lines, and the inputs of an analysis: directories and logs.
 
 The measured program writes the records. A record is self-contained: it names every setting, the
 machine and the code. docs/how-to/scaling.md describes the format.
@@ -18,7 +18,7 @@ from typing import Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.quantities import counted
-from hpc_toolkit.training.scaling.series import Point, Series, read_csv, read_json
+from hpc_toolkit.training.scaling.series import Point, Series
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -249,8 +249,8 @@ _LOGS = (".jsonl", ".log", ".txt")
 def read_source(path: Path) -> tuple[Series, ...]:
     """Read the series of a directory or file.
 
-    A directory is from ``hpctk scaling run``, or contains logs. A file ends in .json, .csv,
-    .jsonl, .log or .txt; ``-`` is a log on stdin. Raises ConfigError.
+    A directory is from ``hpctk scaling run``, or contains logs. A file ends in .jsonl, .log or
+    .txt; ``-`` is a log on stdin. Raises ConfigError.
     """
     if str(path) == "-":
         return _of_logs({"stdin": sys.stdin.read()}, "stdin")
@@ -263,13 +263,10 @@ def read_source(path: Path) -> tuple[Series, ...]:
             raise ConfigError(message, hint=hint)
         logs = sorted(one for one in path.iterdir() if one.suffix in _LOGS)
         return _of_logs({str(one): read_text(one) for one in logs}, str(path))
-    if path.suffix not in (".json", ".csv", *_LOGS):
+    if path.suffix not in _LOGS:
         message = f"{path}: unknown format {path.suffix!r}"
-        raise ConfigError(message, hint="a directory, or a .json, .csv, .jsonl, .log or .txt file")
-    text = read_text(path)
-    if path.suffix in _LOGS:
-        return _of_logs({str(path): text}, str(path))
-    return (read_json if path.suffix == ".json" else read_csv)(text, str(path))
+        raise ConfigError(message, hint="a directory, or a .jsonl, .log or .txt file")
+    return _of_logs({str(path): read_text(path)}, str(path))
 
 
 def read_records(directory: Path) -> list[Record]:

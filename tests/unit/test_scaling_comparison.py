@@ -1,4 +1,4 @@
-"""Serial shares and comparisons against known answers."""
+"""Comparisons against known answers."""
 
 from __future__ import annotations
 
@@ -11,50 +11,23 @@ from hypothesis import strategies as st
 from hpc_toolkit.training.scaling.collectives import expected_s, record_of
 from hpc_toolkit.training.scaling.comparison import (
     compare,
-    fit,
     judge,
 )
-from hpc_toolkit.training.scaling.series import Law, Point, Series
+from hpc_toolkit.training.scaling.series import Point, Series
 
 SIZES = (1, 2, 4, 8)
 
 
-def series(
-    rates: dict[int, float | tuple[float, ...]], law: Law = "strong", **more: float
-) -> Series:
+def series(rates: dict[int, float | tuple[float, ...]]) -> Series:
     points = [
         Point(world_size=size, rates=rate if isinstance(rate, tuple) else (rate,))
         for size, rate in rates.items()
     ]
-    return Series(name="s", points=tuple(points), law=law, **more)  # type: ignore[arg-type]
+    return Series(name="s", points=tuple(points))
 
 
-def amdahl(share: float, sizes: tuple[int, ...] = SIZES, unit: float = 1.0) -> Series:
-    return series({n: unit / (share + (1 - share) / n) for n in sizes})
-
-
-def gustafson(share: float, sizes: tuple[int, ...] = SIZES, unit: float = 1.0) -> Series:
-    return series({n: unit * (share + (1 - share) * n) for n in sizes}, "weak")
-
-
-@given(
-    share=st.floats(0.001, 0.999),
-    unit=st.floats(1e-6, 1e6),
-    first=st.sampled_from([1, 2, 8]),
-    law=st.sampled_from([amdahl, gustafson]),
-)
-def test_the_serial_share_of_exact_data_is_found_in_any_unit_and_from_any_base(
-    share: float, unit: float, first: int, law: object
-) -> None:
-    assert callable(law)
-    found = fit(law(share, (first, 2 * first, 4 * first, 16 * first), unit))
-
-    assert found is not None
-    assert found.share == pytest.approx(share, abs=1e-6)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low <= found.share <= found.high
-    assert found.high - found.low < 1e-4
+def amdahl(share: float) -> Series:
+    return series({n: 1 / (share + (1 - share) / n) for n in SIZES})
 
 
 def reasons(measured: Series, minimum: float = 0.85) -> str:
@@ -65,13 +38,6 @@ def reasons(measured: Series, minimum: float = 0.85) -> str:
     ("rates", "said", "unsaid"),
     [
         ({1: 1.0, 2: 2.2, 4: 4.8}, "on 4 the efficiency is 120.0%, more than the ranks exp", "%%"),
-        ({1: 1.0, 2: 2.2, 4: 4.8}, "finds no serial share", "of the work"),
-        ({1: 83.0, 2: 80.0, 4: 61.0}, "slower, which Amdahl's law does not know", "serial"),
-        (
-            {1: 4.1, 2: 8.4, 4: 5.4},
-            "law leaves the serial share open (95 % interval: 0.0%",
-            "of the w",
-        ),
         (
             {1: (10.0, 10.0), 2: (16.0, 19.0)},
             "repeats differ too much to tell: 80.0% to 95.0%",

@@ -7,8 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,7 +53,6 @@ PANELS: Panels = {
         Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
         flag("slurm", "Submit a job for each world size, with the options below."),
         Option("ranks_per_node", "Ranks of a node. [default: one per GPU, else 1]", "N", least=1),
-        *(one._replace(hidden=True) for one in measuring.HOSTS),
         flag("resume", "Measure only what is missing in DIR."),
         flag("force", "Submit even if DIR has jobs already, with --slurm.", hidden=True),
         flag("dry_run", "Show what would be measured."),
@@ -94,9 +92,7 @@ def run(
     program: Annotated[
         list[str] | None, argument("[-- SCRIPT ARGS...]", "Your own training.")
     ] = None,
-    out: Annotated[
-        Path, value("DIR", "Directory for records and logs; - prints records.", "--out", "-o")
-    ],
+    out: Annotated[Path, value("DIR", "Directory for records and logs.", "--out", "-o")],
     world_sizes: Annotated[str, value("N,N", "Numbers of ranks.")] = "1,2,4",
     **given: Any,
 ) -> None:
@@ -121,57 +117,41 @@ def run(
         message = f"{option(name)} is for a table, which jobs have not measured yet"
         hint = "give it to 'hpctk scaling analyze DIR' when they have ended; here leave it out"
         raise ConfigError(message, hint=hint)
-    with _directory(out, slurm=slurm) as directory:
-        built_in = {name: given.pop(name) for name in by_name({"": OPTIONS})}
-        records = read_records(directory)
-        missing: list[tuple[int, int]] = []
-        wanted: ScalingRun | None = None
-        if program:
-            measuring.refuse_built_in(table, slurm=slurm)
-            missing = measuring.unmeasured(directory, program, sizes, built_in["repeats"], records)
-        else:
-            cost = sample_cost_ms(built_in.pop("sample_cost"))
-            wanted = ScalingRun(
-                directory=directory,
-                world_sizes=sizes,
-                settings=Settings(sample_cost_ms=cost, **built_in),
-                variations=tuple(map(Variation.parse, given.pop("vary") or ())),
-            )
-            wanted.check()
-        if records and not resume:
-            message = f"{directory} already contains measurements"
-            hint = "--resume measures what is missing; or name another DIR"
-            raise ConfigError(message, hint=hint)
-        given = only_given(given)
-        if slurm:
-            force, cluster = given.pop("force", False), cluster_name(given.get("cluster"))
-            jobs = own_jobs(directory, program or (), missing, cluster=cluster)
-            if wanted is not None:
-                words = tuple(replace(wanted, cluster=cluster).program())
-                jobs = [Job(size, str(size), words) for size in sizes]
-            measuring.submit(directory, jobs, given, dry_run=dry_run, force=force)
-        elif wanted is not None:
-            measuring.here(wanted, given, table, dry_run=dry_run, show_records=str(out) == "-")
-        else:
-            threads = built_in["threads"] or len(os.sched_getaffinity(0)) // max(sizes)
-            os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
-            measuring.own_here(directory, program or [], missing, given, table, dry_run=dry_run)
-
-
-@contextmanager
-def _directory(out: Path, *, slurm: bool) -> Iterator[Path]:
-    """Yield the directory of the measurements; for ``-`` a temporary one of this host."""
-    if str(out) != "-":
-        yield out.absolute()
-        return
+    directory = out.absolute()
+    built_in = {name: given.pop(name) for name in by_name({"": OPTIONS})}
+    records = read_records(directory)
+    missing: list[tuple[int, int]] = []
+    wanted: ScalingRun | None = None
+    if program:
+        measuring.refuse_built_in(table, slurm=slurm)
+        missing = measuring.unmeasured(directory, program, sizes, built_in["repeats"], records)
+    else:
+        cost = sample_cost_ms(built_in.pop("sample_cost"))
+        wanted = ScalingRun(
+            directory=directory,
+            world_sizes=sizes,
+            settings=Settings(sample_cost_ms=cost, **built_in),
+            variations=tuple(map(Variation.parse, given.pop("vary") or ())),
+        )
+        wanted.check()
+    if records and not resume:
+        message = f"{directory} already contains measurements"
+        hint = "--resume measures what is missing; or name another DIR"
+        raise ConfigError(message, hint=hint)
+    given = only_given(given)
     if slurm:
-        message = "-o -: jobs need a directory for their records"
-        raise ConfigError(message, hint="name a directory that all nodes can write to")
-    directory = Path(tempfile.mkdtemp(prefix="hpctk-scaling-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        force, cluster = given.pop("force", False), cluster_name(given.get("cluster"))
+        jobs = own_jobs(directory, program or (), missing, cluster=cluster)
+        if wanted is not None:
+            words = tuple(replace(wanted, cluster=cluster).program())
+            jobs = [Job(size, str(size), words) for size in sizes]
+        measuring.submit(directory, jobs, given, dry_run=dry_run, force=force)
+    elif wanted is not None:
+        measuring.here(wanted, given, table, dry_run=dry_run)
+    else:
+        threads = built_in["threads"] or len(os.sched_getaffinity(0)) // max(sizes)
+        os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+        measuring.own_here(directory, program or [], missing, given, table, dry_run=dry_run)
 
 
 def analyze(

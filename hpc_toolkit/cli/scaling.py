@@ -1,27 +1,21 @@
-"""``hpctk scaling``: measure a training or collectives, and show what scaling costs."""
+"""``hpctk scaling``: measure a training, and show what scaling costs."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import sys
-import tempfile
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from hpc_toolkit.cli import measuring, scriptoptions
-from hpc_toolkit.cli.arguments import argument, complete_cluster, refuse_given, value
+from hpc_toolkit.cli.arguments import argument, complete_cluster, value
 from hpc_toolkit.cli.help import TRAIN, Commands
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.render.spec import option
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.training.scaling.settings import (
-    DEFAULT_SIZES,
     OPTIONS,
     Settings,
     Variation,
@@ -83,7 +77,6 @@ def register(app: Commands) -> None:
     )
     group.add(run, PANELS, cls=ScriptCommand)
     group.add(analyze, {"Options": _ANALYSIS})
-    group.add(collectives, {"Options": _COLLECTIVES})
     app.add_command(group)
 
 
@@ -175,73 +168,3 @@ def analyze(
         hpctk scaling analyze scaling --cluster killarney > scaling.md
     """
     measuring.show_analysis(source, given, given.pop("cluster"))
-
-
-_COLLECTIVES = (
-    flag("json", "Print JSON."),
-    Option("world_size", "Number of ranks on this machine.", "N", default=2, least=2),
-    Option("sizes", "Message sizes.", "SIZE,...", default=DEFAULT_SIZES),
-    Option("collectives", "all, or e.g. all_reduce,all_gather.", "NAMES", default="all"),
-    Option("iterations", "Measurements of each; the median is shown.", "N", default=20, least=1),
-    Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
-)
-
-
-def collectives(
-    *,
-    logs: Annotated[
-        list[Path] | None, argument("[LOG]...", "Print the measurements in these logs.")
-    ] = None,
-    **given: Any,
-) -> None:
-    """Measure the bandwidth of collectives over message sizes.
-
-    Bus bandwidths are computed as in nccl-tests.
-
-    Examples:
-        hpctk scaling collectives --world-size 4 --collectives all_reduce
-    """
-    from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
-    from hpc_toolkit.training.scaling.records import read_text
-
-    as_json = given.pop("json")
-    if logs:
-        refuse_given({"logs", "json"}, "cannot be combined with LOGS")
-        found = [one for path in logs for one in records_in(read_text(path))]
-    else:
-        found = _timed(**given)
-    if not found:
-        message = "no collective was measured"
-        raise RunError(message, hint="name logs of 'hpctk scaling collectives'" if logs else "")
-    data = {"format": 1, "kind": "hpctk.collectives", "rows": found}
-    sys.stdout.write(json.dumps(data) + "\n" if as_json else as_markdown(found))
-
-
-def _timed(
-    *, world_size: int, iterations: int, sizes: str, collectives: str, backend: str | None
-) -> list[dict[str, Any]]:
-    from hpc_toolkit.training.scaling.collectives import (
-        MODULE,
-        parse_collectives,
-        parse_sizes,
-        records_in,
-    )
-    from hpc_toolkit.training.scaling.launches import launch_program
-    from hpc_toolkit.training.scaling.records import read_text
-
-    parse_sizes(sizes)
-    parse_collectives(collectives)
-    words = ("--sizes", sizes, "--collectives", collectives, "--iterations", str(iterations))
-    program = ("-m", MODULE, *words)
-    directory = Path(tempfile.mkdtemp(prefix="hpctk-collectives-"))
-    try:
-        launch_program(program, {"nproc_per_node": world_size}, directory, backend=backend)
-    except HpcToolkitError:
-        # The error names a log in it, unless no rank was started.
-        with suppress(OSError):
-            directory.rmdir()
-        raise
-    logs = sorted(directory.glob("logs/*/rank-0.*.out"))
-    found = [one for path in logs for one in records_in(read_text(path))]
-    shutil.rmtree(directory, ignore_errors=True)
-    return found

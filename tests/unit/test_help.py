@@ -209,7 +209,6 @@ SIZES = [
     ("work", "r", "--memory-per-worker"),
     ("plan", "--items", "5", "--item-time", "1s", "--memory-per-worker"),
     ("preflight", "--free"),
-    ("scaling", "collectives", "--sizes"),
 ]
 
 

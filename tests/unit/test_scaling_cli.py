@@ -59,10 +59,6 @@ def test_the_exit_code_says_whether_an_efficiency_is_below(
             ("run", "-o", "d", "--slurm", "--price-per-gpu-hour", "3"),
             "--price-per-gpu-hour is for a table, which jobs have",
         ),
-        (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
-        (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
-        (("collectives", "TABLE"), "no collective was measured"),
-        (("collectives", "TABLE", "--world-size", "2"), "--world-size cannot be combined"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(
@@ -84,7 +80,6 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
         (("run", "-o", "d", "--ranks-per-node", "0"), "a number from 1 on"),
         (("analyze", "x.log", "--price-per-gpu-hour", "nan"), "a number from 0 on"),
         (("analyze", "x.log", "--min-efficiency", "inf"), "a number from 0 on"),
-        (("collectives", "--iterations", "many"), "a number from 1 on"),
     ],
 )
 def test_a_value_that_an_option_cannot_have_is_a_usage_error(

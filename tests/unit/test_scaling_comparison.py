@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.training.scaling.collectives import expected_s, record_of
 from hpc_toolkit.training.scaling.comparison import (
     compare,
     judge,
@@ -101,24 +100,6 @@ def test_the_advice_is_a_world_size_all_of_whose_smaller_ones_are_good_enough(
     assert verdict.world_size == max(enough)
     assert verdict.below == tuple(n for n in SIZES if n not in enough)
     assert (verdict.word == "poor") == bool(verdict.below)
-
-
-@pytest.mark.parametrize(
-    ("collective", "ranks", "factor"),
-    [
-        ("all_reduce", 8, 1.75),
-        ("all_gather", 8, 0.875),
-        ("reduce_scatter", 4, 0.75),
-        ("broadcast", 8, 1.0),
-    ],
-)
-def test_bus_bandwidth_is_that_of_nccl_tests(collective: str, ranks: int, factor: float) -> None:
-    timed = record_of(collective, size_bytes=10**9, seconds=0.5, world_size=ranks)
-
-    assert timed["algorithm_bytes_per_s"] == 2e9
-    assert timed["bus_bytes_per_s"] == pytest.approx(2e9 * factor)
-    if collective == "all_reduce":
-        assert expected_s(10**9, ranks, timed["bus_bytes_per_s"]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("low", "noise"), [(0.0, True), (0.2, False), (None, False)])

@@ -77,24 +77,18 @@ def records_in(text: str, where: str) -> Iterator[Record]:
     So the log of a pod can be read, with time stamps or names before each line. A torn line is
     skipped as well. Raises ConfigError for a record that is damaged otherwise.
     """
-    for number, record in objects_in(text, KIND):
-        check_record(record, f"{where}:{number}")
-        yield record
-
-
-def objects_in(text: str, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and JSON object of each line that has one of this kind, prefixed or not."""
     decoder = json.JSONDecoder()
     for number, line in enumerate(text.splitlines(), start=1):
-        start = line.find("{") if kind in line else -1
+        start = line.find("{") if KIND in line else -1
         if start < 0:
             continue
         try:
-            value, _ = decoder.raw_decode(line, start)
+            record, _ = decoder.raw_decode(line, start)
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and value.get("kind") == kind:
-            yield number, value
+        if isinstance(record, dict) and record.get("kind") == KIND:
+            check_record(record, f"{where}:{number}")
+            yield record
 
 
 def identity(record: Mapping[str, Any]) -> tuple[str, int, int]:

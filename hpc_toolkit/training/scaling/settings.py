@@ -13,8 +13,6 @@ from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.options import Option, spelled
 from hpc_toolkit.system.quantities import parse_counts, parse_duration
 
-DEFAULT_SIZES = "1K,32K,1M,16M"
-"""Message sizes of collectives."""
 VARIABLE = (
     *("accumulate", "batch_size", "bucket_cap_mb", "loader_workers", "lora_rank", "seq_length"),
 )

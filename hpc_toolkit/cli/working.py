@@ -67,7 +67,6 @@ PANELS: Panels = {
     ),
     "Monitoring and snapshots": (
         Option("monitor", "Log the load of this host.", "", variable="HPCTK_MONITOR"),
-        Option("monitor_interval", "Time between samples. [default: 1s]", "DURATION", hidden=True),
         Option("snapshot", "Write a snapshot at the end; {done} counts done items.", "FILE.json"),
         Option("snapshot_every", "Also write a snapshot whenever N more items are done.", "N"),
     ),
@@ -158,7 +157,7 @@ def _work(
 ) -> int:
     workers = given["workers"]
     with (
-        monitored(run.paths, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
+        monitored(run.paths, rank, wanted=bool(given["monitor"])),
         with_snapshots(run, rank, given["snapshot"], given["snapshot_every"]) as look,
     ):
         if on_ray is not None:
@@ -279,14 +278,8 @@ def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: 
 
 
 @contextmanager
-def monitored(
-    paths: RunPaths, rank: RankInfo, interval: str | None, *, wanted: bool
-) -> Iterator[None]:
+def monitored(paths: RunPaths, rank: RankInfo, *, wanted: bool) -> Iterator[None]:
     """Sample this host beside the block; under Slurm one rank of each node does."""
-    if interval is not None and not wanted:
-        message = "--monitor-interval is for --monitor"
-        raise ConfigError(message, hint="add --monitor, or leave it out")
-    interval_s = parse_duration(interval, where="--monitor-interval") if interval else 1.0
     if not wanted or rank.local_rank > 0:
         yield
         return
@@ -294,7 +287,7 @@ def monitored(
 
     log = paths.monitor_log(host_name(), os.getpid())
     log.parent.mkdir(parents=True, exist_ok=True)  # the directory of a training may be new
-    with watching(log, interval_s):
+    with watching(log):
         yield
 
 

@@ -189,7 +189,6 @@ DURATIONS = [
     ("work", "r", "--idle-exit"),
     ("work", "r", "--lease"),
     ("work", "r", "--grace"),
-    ("work", "r", "--monitor", "--monitor-interval"),
     ("plan", "--items", "5", "--item-time"),
     ("plan", "--items", "5", "--item-time", "1s", "--load-time"),
     ("plan", "--items", "5", "--item-time", "1s", "--within"),

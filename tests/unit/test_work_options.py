@@ -62,18 +62,13 @@ def test_the_monitor_is_one_of_each_node_and_only_where_it_is_wanted(
     run = ToyRun(tmp_path / "run").reopen()
 
     def written(rank: RankInfo, *, wanted: bool) -> list[str]:
-        with monitored(run.paths, rank, "50ms" if wanted else None, wanted=wanted):
+        with monitored(run.paths, rank, wanted=wanted):
             pass
         return [path.name for path in run.paths.logs.glob("monitor-*")]
 
     assert written(ALONE, wanted=False) == []
     assert written(IN_STEP, wanted=True) == []
     assert written(ALONE, wanted=True) == [f"monitor-n1-{os.getpid()}.jsonl"]
-    with (
-        pytest.raises(ConfigError, match="--monitor-interval is for --monitor"),
-        monitored(run.paths, ALONE, "1s", wanted=False),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(

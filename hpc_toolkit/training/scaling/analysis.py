@@ -116,7 +116,6 @@ def _size(size_bytes: float) -> str:
 
 
 _percent = "{:.1%}".format
-_whole_percent = "{:.0f}%".format
 _STEP: list[Column] = [
     ("step, median", "step_median_s", _milliseconds),
     ("p90", "step_p90_s", _milliseconds),
@@ -130,15 +129,11 @@ _STEP: list[Column] = [
     ("bus bandwidth", "bus_bytes_per_s", lambda rate: f"{rate / 1e9:.3g} GB/s"),
 ]
 """How the time of a step is divided."""
-_MACHINE: list[Column] = [
+_MEMORY: list[Column] = [
     ("memory of a rank", "rss_bytes", _size),
     ("GPU memory", "cuda_bytes", _size),
-    ("CPUs busy", "cpu_percent", _whole_percent),
-    ("GPUs busy", "gpu_percent", _whole_percent),
-    ("the least busy", "gpu_percent_least", _whole_percent),
-    ("power of a GPU", "gpu_power_w", "{:.0f} W".format),
 ]
-"""The ranks' memory and the use of CPUs and GPUs."""
+"""The ranks' memory."""
 
 
 def _values(row: Row) -> dict[str, Any]:
@@ -189,7 +184,7 @@ def _section(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
     trained = filter(None, dict.fromkeys(parameters_text(row.details) for row in comparison.rows))
     yield "\n".join(f"- {reason}" for reason in (*trained, *verdict.reasons, *series.notes))
     rows = [_values(row) for row in comparison.rows]
-    tables = (_table(rows, columns) for columns in (results_columns(series), _STEP, _MACHINE))
+    tables = (_table(rows, columns) for columns in (results_columns(series), _STEP, _MEMORY))
     yield from filter(None, tables)
 
 

@@ -43,7 +43,7 @@ class ScalingRun:
     """The measurements to make: settings, world sizes and output directory."""
 
     directory: Path
-    """Directory of the records, the ranks' logs and the monitor's samples."""
+    """Directory of the records, and of the ranks' logs."""
     world_sizes: tuple[int, ...]
     settings: Settings
     variations: tuple[Variation, ...] = ()

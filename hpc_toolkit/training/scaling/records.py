@@ -33,7 +33,6 @@ _BUSY = 1.25
 _GROUPS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
 _EXCHANGE = ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes", "bus_bytes_per_s")
 _PARAMETERS = ("parameters", "trained_parameters")
-_USE = ("cpu_percent", "gpu_percent", "gpu_percent_least", "gpu_power_w")
 
 
 def check_record(record: Mapping[str, Any], where: str) -> None:
@@ -57,7 +56,6 @@ def _checks(
     yield lambda count: type(count) is int and 0 <= count < 10**9, record, ("repeat",)
     yield lambda rate: is_number(rate) and rate > 0, record, ("samples_per_s", "tokens_per_s")
     yield lambda group: isinstance(group, dict), record, _GROUPS
-    yield lambda use: use is None or isinstance(use, dict), record, ("utilisation_of_ranks",)
     yield is_number, record["shares"], record["shares"]
     yield is_number, record["variation"], record["variation"]
     # Records of other programs may lack these.
@@ -152,7 +150,6 @@ def _point(records: list[Record]) -> Point:
         **{key: _median(records, "communication", key) for key in _EXCHANGE},
         **_exposed(records),
         **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
-        **{key: _median(records, "utilisation_of_ranks", key) for key in _USE},
         **{key: max(one.get(key) or 0 for one in records) or None for key in _PARAMETERS},
     }
     return Point(

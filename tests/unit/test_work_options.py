@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.cli.working import monitored, read_shares, with_snapshots
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.cli.working import monitored, read_shares
 from hpc_toolkit.results.snapshots import write_snapshot
 from hpc_toolkit.system.binding import Shares, limit_memory
 from hpc_toolkit.system.ranks import RankInfo
@@ -69,31 +68,6 @@ def test_the_monitor_is_one_of_each_node_and_only_where_it_is_wanted(
     assert written(ALONE, wanted=False) == []
     assert written(IN_STEP, wanted=True) == []
     assert written(ALONE, wanted=True) == [f"monitor-n1-{os.getpid()}.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("rank", "pattern", "every", "match"),
-    [
-        (ALONE, None, 50, "--snapshot-every needs --snapshot FILE.json"),
-        (IN_STEP, "s.json", None, "not available in a Slurm step"),
-        (ALONE, "s.json", 0, "--snapshot-every must be at least 1"),
-        (ALONE, "none/s-{done}.json", None, "there is no directory .*none"),
-        (ALONE, "s.csv", None, "s.csv: unknown format '.csv'"),
-    ],
-)
-def test_snapshots_that_cannot_be_taken_are_refused(
-    rank: RankInfo,
-    pattern: str | None,
-    every: int | None,
-    match: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = ToyRun(tmp_path / "run").reopen()
-
-    with pytest.raises(ConfigError, match=match), with_snapshots(run, rank, pattern, every):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class RaySettings:
             tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
             if in_step(environ) and tasks not in ("", "1"):
                 message = f"each of the {tasks} tasks of this step would start its own Ray"
-                raise ConfigError(message, hint="'hpctk render ray' starts one, with one driver")
+                raise ConfigError(message, hint="start one with 'ray symmetric-run'")
             return ""
         host, _, port = address.rpartition(":")
         if not (host and port.isdigit() and 1 <= int(port) <= 65535) or "/" in host:

@@ -82,7 +82,7 @@ FENCES: dict[str, set[str]] = {
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        *("doctor", "engines.raynode", "engines.rayrank", "lab", "notebook", "science.workloads"),
+        *("doctor", "engines.rayrank", "lab", "notebook", "science.workloads"),
         *(
             "cli.hooks",
             "cli.working",
@@ -100,7 +100,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
-    "socket": {"engines.raydriver", "engines.raynode", "lab", "slurm.batch", "training.launch"},
+    "socket": {"engines.raydriver", "lab", "slurm.batch", "training.launch"},
 }
 
 # What makes a name or makes it last: three modules know how, and tests fail them there.

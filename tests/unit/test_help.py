@@ -202,7 +202,6 @@ DURATIONS = [
     ("batch", "work", "--run", "r", "--check-within"),
     ("batch", "command", "--check-within"),
     ("batch", "train", "--run-dir", "d", "--check-within"),
-    ("batch", "ray", "--check-within"),
 ]
 SIZES = [
     ("work", "r", "--memory-per-worker"),

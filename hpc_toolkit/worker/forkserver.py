@@ -74,7 +74,7 @@ def is_own(connection: socket.socket) -> bool:
 def devices() -> list[str]:
     """The GPUs that this process may use: a control group of Slurm's may have those of one task."""
     found = []
-    for path in sorted([*glob.glob("/dev/nvidia[0-9]*"), *glob.glob("/dev/dri/renderD*")]):
+    for path in sorted([*glob.glob("/dev/nvidia[0-9]*"), *glob.glob("/dev/dri/render[A-Z]*")]):
         with suppress(OSError):
             os.close(os.open(path, os.O_RDWR))
             found.append(path)

@@ -87,6 +87,7 @@ class Executor(Guard):
             os.close(fd)
         with suppress(BrokenPipeError):  # has_ended() shows it
             write_all(self._requests, self._unsent)
+        self._unsent = b""
 
     def has_ended(self) -> bool:
         """Read why ``ended`` is readable: the end of the process, or the fork server's answer."""

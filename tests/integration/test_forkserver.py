@@ -118,15 +118,11 @@ def main(item):
     assert len(pids("imports")) == 3
 
 
-def test_a_module_that_was_changed_is_imported_again(hpctk: Hpctk) -> None:
-    run = make(
-        hpctk, DIES.replace("SIGKILL)", "SIGKILL)\n    return VALUE"), 2, at_import="VALUE = 1\n"
-    )
-    dies = "        open("
-    source = Path("mine.py").read_text()
-    change = f"        text = open('mine.py').read().replace('VALUE = 1', 'VALUE = 22')\n{dies}"
-    change = change.replace(dies, f"        open('mine.py', 'w').write(text)\n{dies}")
-    Path("mine.py").write_text(source.replace(dies, change))
+def test_what_the_module_imports_is_imported_again_when_it_changed(hpctk: Hpctk) -> None:
+    Path("other.py").write_text("VALUE = 1\n")
+    change = "\n        open('other.py', 'w').write('VALUE = 22')\n        os.kill("
+    main = DIES.replace("\n        os.kill(", change) + "    return other.VALUE\n"
+    run = make(hpctk, main, 2, at_import="import other\n")
 
     assert hpctk("work", "run").code == 0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
-from hpc_toolkit.queue.left import pending_by_growth
+from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.slurm.clusters.choice import fitting_site, named_site
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, number_of_nodes, with_gpus
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_mem
@@ -16,7 +16,7 @@ from hpc_toolkit.system.quantities import HOUR_S, counted, format_mem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hpc_toolkit.queue.view import StageView
+    from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
@@ -281,27 +281,35 @@ def asked_line(ask: Ask) -> str:
     return f"{each} {ask.needs}: up to {costs(ask, hours)}{together}{remarks}"
 
 
-def unmet_by(node: Node, time_s: float | None, stages: Mapping[str, StageView]) -> list[str]:
+def unmet_by(node: Node, time_s: float | None, view: RunView) -> list[str]:
     """Return warnings of stages whose items no worker of jobs of ``time_s`` could hold.
 
     What is not known of a node, free names and features are left out.
     """
+    needing = {name: stage for name, stage in view.stages.items() if stage.spec.may_need}
+    if needing:
+        view.poll()
     found = []
-    for name, stage in stages.items():
-        if not (stage.spec.needs or stage.retry) or stage.complete:
+    for name, stage in needing.items():
+        if stage.complete:
             continue
-        from hpc_toolkit.system.needs import needs_after, unmet  # few runs have needs
-
-        each = {"gpus": node.gpus, "cpus": node.cpus, "memory": node.mem_mib and node.mem_mib << 20}
-        has = {key: one / node.workers for key, one in each.items() if one is not None}
-        has["time"] = math.inf if time_s is None else time_s
-        for growth in pending_by_growth(stage):
-            needs = needs_after(stage.spec, growth)
-            if why := unmet({key: one for key, one in needs.items() if key in has}, [has]):
-                some = "some of " if growth else ""
-                why = why.replace("no worker", "no worker of this job")
+        wanted = pending_needs(stage) or [(stage.spec.needs or {}, 0)]
+        some = "some of " * (len(wanted) > 1)
+        for needs, _ in wanted:
+            if why := lacks(node, time_s, needs):
                 found.append(f"stage {name}: {some}its items {why}")
     return found
+
+
+def lacks(node: Node, time_s: float | None, needs: Mapping[str, Any]) -> str:
+    """Why no worker of such a job holds items with these needs; "" if one may."""
+    from hpc_toolkit.system.needs import unmet  # few runs have needs
+
+    each = {"gpus": node.gpus, "cpus": node.cpus, "memory": node.mem_mib and node.mem_mib << 20}
+    has = {key: one / node.workers for key, one in each.items() if one is not None}
+    has["time"] = math.inf if time_s is None else time_s
+    why = unmet({key: one for key, one in needs.items() if key in has}, [has])
+    return why.replace("no worker", "no worker of this job")
 
 
 def costs(ask: Ask, node_hours: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.presence import FINISHED, Presence
 from hpc_toolkit.system.clock import Clock
@@ -65,31 +65,31 @@ def what_is_left(
 def _beyond(view: RunView, job: str | None) -> int:
     """How many pending items need more than any worker of a job has had."""
     stages = view.stages.values()
-    needing = [one for one in stages if (one.spec.needs or one.spec.retry) and one.state.open]
+    needing = [one for one in stages if one.state.open and one.spec.may_need]
     if job is None or not needing:
         return 0
-    from hpc_toolkit.system.needs import needs_after, unmet  # few runs have needs
+    from hpc_toolkit.system.needs import unmet  # few runs have needs
 
     seen = [one for one in view.presences().values() if one is not None and one.job == job]
     had = [one.place["has"] for one in seen if "has" in one.place]
-    return sum(
-        items
-        for stage in needing
-        for growth, items in pending_by_growth(stage).items()
-        if unmet(needs_after(stage.spec, growth), had)
-    )
+    return sum(items for one in needing for needs, items in pending_needs(one) if unmet(needs, had))
 
 
-def pending_by_growth(stage: StageView) -> dict[int, int]:
-    """Pending items by how often their needs grew (rule R18); {0: 0} without any."""
-    state, found = stage.state, Counter[int]()
-    for name in state.open:
-        unit = state.units[name]
-        pending = set(state.pending(name))
-        grown = [state.growth(unit, item) for item in unit.histories if item in pending]
-        found.update(grown)
-        found[0] += len(pending) - len(grown)
-    return {growth: items for growth, items in sorted(found.items()) if items} or {0: 0}
+def pending_needs(stage: StageView) -> list[tuple[dict[str, Any], int]]:
+    """What pending items need, also after it grew (rule R18), and how many items need that."""
+    from hpc_toolkit.system.needs import needs_after
+
+    state, counts = stage.state, Counter[tuple[int, str]]()
+    for name in state.open if stage.spec.may_need else ():
+        unit, pending = state.units[name], state.pending(name)
+        want, grows = stage.want_of(unit.unit), bool(stage.spec.retry)
+        counts.update((state.growth(unit, item), want) for item in (pending if grows else ()))
+        counts[0, want] += 0 if grows else len(pending)
+    found: dict[str, tuple[dict[str, Any], int]] = {}
+    for (growth, want), items in sorted(counts.items()):
+        needs = needs_after(stage.specs[want], growth)
+        found[str(needs)] = needs, items + found.get(str(needs), ({}, 0))[1]
+    return [one for one in found.values() if one[1]]
 
 
 def _held(view: RunView) -> Counter[str]:

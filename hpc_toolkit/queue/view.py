@@ -18,6 +18,7 @@ from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.state import ItemState, Ref, StageState, UnitState
 from hpc_toolkit.queue.units import Unit
+from hpc_toolkit.queue.wants import Specs
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
@@ -49,16 +50,13 @@ class StageView:
         self.claims = Claims(self.paths, local=local)
         self.durations = Durations()
         self._taken, own = 0, f"{spec.name}/"
-        self.retry: Retry | None = None
-        if spec.retry:
-            from hpc_toolkit.system.needs import retry_of  # few runs have one
-
-            self.retry = retry_of(spec)
+        self.specs = Specs(spec)
         self.state = StageState(
             max_attempts=spec.max_attempts,
             floors=self.log.floors,
             expand=lambda worker, start, end: read_lines(run.journal(worker), start, end, of=own),
-            retry=self.retry,
+            short=spec.retry["on"] if spec.retry else "",
+            steps=lambda unit: retry.steps if (retry := self.retry_of(unit)) else 0,
         )
 
     def poll_log(self, *, hinted: bool = False) -> None:
@@ -103,6 +101,17 @@ class StageView:
         """Whether the stage is complete (rule R9); once true in any view, true until a retry."""
         self._take_in()
         return self.log.sealed and not self.state.open
+
+    def spec_of(self, unit: Unit) -> StageSpec:
+        """The stage, with the needs and the priority of a unit's items."""
+        return self.specs[self.want_of(unit)]
+
+    def want_of(self, unit: Unit) -> str:
+        return self.log.segments[unit.entry].want_of(unit)
+
+    def retry_of(self, unit: Unit) -> Retry | None:
+        """How the needs of a unit's items grow; None: they do not."""
+        return self.specs.retry(self.spec_of(unit)) if self.spec.retry else None
 
     def unit(self, name: str) -> Unit:
         return self.state.units[name].unit

@@ -194,7 +194,7 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
             {
                 "worker": worker,
                 **{key: line[key] for key in kept if key in line},
-                **_needs(stage, history, floor, line["generation"]),
+                **_needs(stage, unit, history, floor, line["generation"]),
             }
             for worker, line in attempts_of(view, found)
         ],
@@ -208,23 +208,29 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
             }
             for generation, death in sorted(state.deaths.items())
         ],
-        **_needs(stage, history, floor),
+        **_needs(stage, unit, history, floor),
         "lifted_to_generation": floor,
         "counting_attempts": history.attempts(floor) if history is not None else 0,
     }
 
 
 def _needs(
-    stage: StageView, history: History | None, floor: int, generation: float = math.inf
+    stage: StageView,
+    unit: Unit,
+    history: History | None,
+    floor: int,
+    generation: float = math.inf,
 ) -> dict[str, Any]:
-    """The needs of an item in a generation, if they grow; by default of its next attempt."""
-    if stage.retry is None:
+    """The needs of an item in a generation, if they grow or are its own; by default of its next
+    attempt."""
+    spec = stage.spec_of(unit)
+    if not stage.spec.retry and spec is stage.spec:
         return {}
     from hpc_toolkit.system.needs import needs_after
 
     since = floor if generation > floor else 0  # earlier retries are not known
     growth = 0 if history is None else history.growth(since, generation)
-    return {"needs": needs_after(stage.spec, growth)}
+    return {"needs": needs_after(spec, growth)}
 
 
 def explain_absent(view: RunView, text: str) -> dict[str, Any] | None:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.planning.nodes import Ask, ask_of, unmet_by
-from hpc_toolkit.queue.left import pending_by_growth
+from hpc_toolkit.planning.nodes import Ask, ask_of, lacks
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import share
@@ -31,13 +30,16 @@ from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.submit.jobs import FORMAT, JobStates, kept, known_jobs, read_jobs, read_kept
 from hpc_toolkit.submit.send import queued_jobs, send, without_failed_nodes
 from hpc_toolkit.submit.submission import Submission, forecast_left, of_request
+from hpc_toolkit.system.needs import needs_after
 from hpc_toolkit.system.quantities import HOUR_S
 from hpc_toolkit.system.ranks import noted_name
 from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
+    from hpc_toolkit.queue.view import StageView
     from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import StageSpec
 
 COMPLETE = "the run is complete"
 CANCELLED = "'hpctk cancel' ended it"
@@ -174,20 +176,13 @@ def jobs_with_work(run: Run, ask: Ask) -> int:
     that its workers can hold.
     """
     run.view.poll()
-    stages = {name: one for name, one in run.view.stages.items() if not one.complete}
-    time_s = ask.needs.time_s
-    held = [
-        one
-        for name, one in stages.items()
-        # Each way in which needs grew is a warning of its own.
-        if len(unmet_by(ask.node, time_s, {name: one})) < len(pending_by_growth(one))
-    ]
-    units = sum(len(stage.state.open) for stage in held)
-    if not units:  # a worker must add the items that follow others
-        return int(any(stage.spec.after for stage in held))
-    most = math.ceil(units / ask.workers)
+    stages = [one for one in run.view.stages.values() if not one.complete]
+    held = [(one, units) for one in stages if (units := _held(one, ask))]
+    if not held:  # a worker must add the items that follow others
+        return int(any(one.spec.after and _holds(ask, one.spec) for one in stages))
+    most = math.ceil(sum(units for _, units in held) / ask.workers)
     # Other stages say nothing of one in which no unit has ended.
-    known = all(stage.durations.known for stage in held if stage.state.open)
+    known = all(stage.durations.known for stage, _ in held)
     with suppress(HpcToolkitError):
         forecaster = forecast_left(run) if known else None
         if forecaster is not None:
@@ -196,6 +191,19 @@ def jobs_with_work(run: Run, ask: Ask) -> int:
             hours = choose(forecaster, ask.node, ask.nodes).node_hours.median
             most = min(most, math.ceil(hours * HOUR_S / (ask.nodes * _LEAST_S)))
     return max(1, most)
+
+
+def _holds(ask: Ask, spec: StageSpec, growth: int = 0) -> bool:
+    return not lacks(ask.node, ask.needs.time_s, needs_after(spec, growth))
+
+
+def _held(stage: StageView, ask: Ask) -> int:
+    """Number of the units of which such a job holds an item."""
+    units = stage.state.open
+    if not stage.spec.may_need:
+        return len(units)
+    each = ((stage.spec_of(stage.unit(unit)), stage.state.growths(unit)) for unit in units)
+    return sum(any(_holds(ask, spec, one) for one in growths) for spec, growths in each)
 
 
 def first_jobs(submission: Submission, most: int) -> Iterator[str]:

@@ -147,7 +147,7 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
 
     def _has(self) -> dict[str, Any]:
         """What one worker has, for stages with needs: an equal part, unless a share was given."""
-        if not any(stage.needs for stage in self.manifest.stages):
+        if not any(stage.may_need for stage in self.manifest.stages):
             return {}
         machine, shares = read_machine(), self.shares
         found: dict[str, Any] = {}

@@ -1,0 +1,101 @@
+"""What single items of a list need, and their priorities, in place of what their stage says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpc_toolkit.errors import ConfigError, ItemsError
+from hpc_toolkit.rundir.layout import StageSpec
+from hpc_toolkit.system.jsonlines import batches, encode
+from hpc_toolkit.system.record import replace
+
+if TYPE_CHECKING:
+    from hpc_toolkit.system.needs import Retry
+
+NEEDS, PRIORITY = "needs", "priority"
+STAGES = "{}"
+"""The want of an item that has no needs of its own: JSON, as of those that have some."""
+_MOST = 1000
+"""Different wants of one list; each one divides it into further units."""
+
+
+class Wants:
+    """Takes ``needs``, and ``priority`` beside them, out of the items of a list."""
+
+    def __init__(self, stage: StageSpec) -> None:
+        self._stage = stage
+        self._known: dict[str, str] = {}
+        self._each: list[str] = []
+
+    def taken(self, items: Iterable[Any]) -> Iterator[Any]:
+        """The items without these keys. Raises ItemsError: a worker cannot fulfil them."""
+        first = 0
+        for some in batches(items):
+            if any(isinstance(item, dict) and NEEDS in item for item in some):
+                yield from (self._without(number, item) for number, item in enumerate(some, first))
+            else:
+                yield from some
+            first += len(some)
+
+    def _without(self, number: int, item: Any) -> Any:
+        if not isinstance(item, dict) or type(item.get(NEEDS)) is not dict:
+            return item
+        own = {key: item[key] for key in (NEEDS, PRIORITY) if key in item}
+        if type(own.get(PRIORITY, 0)) is not int:
+            refuse(number, f"its priority {own[PRIORITY]!r:.40} is not a whole number", "such as 5")
+        if (text := str(own)) not in self._known:
+            if len(self._known) == _MOST:
+                wrong = f"it is the first after {_MOST} different needs and priorities"
+                refuse(number, wrong, "give more items the same needs and priority")
+            self._known[text] = self._parsed(number, own)
+        self._each += [STAGES] * (number - len(self._each)) + [self._known[text]]
+        return {key: value for key, value in item.items() if key not in own}
+
+    def _parsed(self, number: int, own: dict[str, Any]) -> str:
+        from hpc_toolkit.system.needs import parse_needs  # few lists have needs
+
+        try:
+            want = encode({**own, NEEDS: parse_needs(own[NEEDS], NEEDS)})
+            spec_with(self._stage, want)
+        except ConfigError as error:
+            refuse(number, error.message, str(error.hint))
+        return want
+
+    def each(self, count: int) -> list[str]:
+        """The want of each of ``count`` items; [] if none has one of its own."""
+        return self._each and self._each + [STAGES] * (count - len(self._each))
+
+
+def spec_with(stage: StageSpec, want: str) -> StageSpec:
+    """The stage as it is for an item with a want. Raises ConfigError: its retry does not fit."""
+    own = json.loads(want)
+    needs = {**(stage.needs or {}), **own.get(NEEDS, {})}
+    return replace(stage, needs=needs, priority=own.get(PRIORITY, stage.priority))
+
+
+class Specs(dict[str, StageSpec]):
+    """Want -> the stage as it is for items with it."""
+
+    def __init__(self, stage: StageSpec) -> None:
+        super().__init__({STAGES: stage})
+        self._retries: dict[int, Retry | None] = {}
+
+    def __missing__(self, want: str) -> StageSpec:
+        self[want] = found = spec_with(self[STAGES], want)
+        return found
+
+    def retry(self, spec: StageSpec) -> Retry | None:
+        """How the needs of the items of one of these grow; parsed once."""
+        if id(spec) not in self._retries:
+            from hpc_toolkit.system.needs import retry_of  # few runs have one
+
+            self._retries[id(spec)] = retry_of(spec)
+        return self._retries[id(spec)]
+
+
+def refuse(number: int, wrong: str, hint: str) -> NoReturn:
+    error = ItemsError(f"item {number}: {wrong}", hint=hint)
+    error.number = number
+    raise error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.queue.left import pending_needs
+from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.slurm.clusters.choice import fitting_site, named_site
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, number_of_nodes, with_gpus
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_mem
@@ -286,7 +287,7 @@ def unmet_by(node: Node, time_s: float | None, view: RunView) -> list[str]:
 
     What is not known of a node, free names and features are left out.
     """
-    needing = {name: stage for name, stage in view.stages.items() if stage.spec.may_need}
+    needing = {name: stage for name, stage in view.stages.items() if may_need(stage.spec)}
     if needing:
         view.poll()
     found = []

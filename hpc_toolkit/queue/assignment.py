@@ -172,7 +172,7 @@ class Picker(Record, frozen=False, stateful=True):
     def next_group(self, assignment: Assignment) -> str | None:
         """Key of the group to begin after the unit's group; see :meth:`FreshUnits.next_group`."""
         stage, unit = assignment.stage, assignment.unit
-        units = self._units_of(stage.paths.name, stage.want_of(unit))
+        units = self._units_of(stage.paths.name, stage.specs.want(unit))
         return units.next_group(stage.group_of(unit), stage.durations.precedence)
 
     def _units_of(self, name: str, want: str) -> FreshUnits:
@@ -247,7 +247,7 @@ class Picker(Record, frozen=False, stateful=True):
         )
 
     def _holds_some(self, stage: StageView, unit: str) -> bool:
-        spec = stage.spec_of(stage.unit(unit))
+        spec = stage.specs.of(stage.unit(unit))
         return any(self.holds(spec, growth) for growth in stage.state.growths(unit))
 
     def notice_deaths(self, at_most: int | None = None) -> None:
@@ -317,7 +317,7 @@ class Picker(Record, frozen=False, stateful=True):
             # Sorted, because the order of a set differs by process; chance must come from the seed.
             units, claimed = stage.state.open, stage.claims.newest
             for unit in sorted(one for one in among(stage) if one in units and one in claimed):
-                want = stage.want_of(stage.unit(unit))
+                want = stage.specs.want(stage.unit(unit))
                 self._units_of(name, want)
                 found.setdefault((name, want), []).append(unit)
         for key in (key for key in self._fresh if key in found):

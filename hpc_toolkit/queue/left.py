@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.presence import FINISHED, Presence
+from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.system.clock import Clock
 
 if TYPE_CHECKING:
@@ -64,32 +65,34 @@ def what_is_left(
 
 def _beyond(view: RunView, job: str | None) -> int:
     """How many pending items need more than any worker of a job has had."""
-    stages = view.stages.values()
-    needing = [one for one in stages if one.state.open and one.spec.may_need]
-    if job is None or not needing:
+    left = [one for stage in view.stages.values() for one in pending_needs(stage)]
+    if job is None or not left:
         return 0
     from hpc_toolkit.system.needs import unmet  # few runs have needs
 
     seen = [one for one in view.presences().values() if one is not None and one.job == job]
     had = [one.place["has"] for one in seen if "has" in one.place]
-    return sum(items for one in needing for needs, items in pending_needs(one) if unmet(needs, had))
+    return sum(items for needs, items in left if unmet(needs, had))
 
 
 def pending_needs(stage: StageView) -> list[tuple[dict[str, Any], int]]:
     """What pending items need, also after it grew (rule R18), and how many items need that."""
+    if not may_need(stage.spec):
+        return []
     from hpc_toolkit.system.needs import needs_after
 
     state, counts = stage.state, Counter[tuple[int, str]]()
-    for name in state.open if stage.spec.may_need else ():
-        unit, pending = state.units[name], state.pending(name)
-        want, grows = stage.want_of(unit.unit), bool(stage.spec.retry)
-        counts.update((state.growth(unit, item), want) for item in (pending if grows else ()))
-        counts[0, want] += 0 if grows else len(pending)
+    for unit in (state.units[name] for name in state.open):
+        want, pending = stage.specs.want(unit.unit), state.pending(unit.unit.name)
+        if stage.spec.retry:
+            counts.update((state.growth(unit, item), want) for item in pending)
+        else:
+            counts[0, want] += len(pending)
     found: dict[str, tuple[dict[str, Any], int]] = {}
     for (growth, want), items in sorted(counts.items()):
         needs = needs_after(stage.specs[want], growth)
         found[str(needs)] = needs, items + found.get(str(needs), ({}, 0))[1]
-    return [one for one in found.values() if one[1]]
+    return [*found.values()]
 
 
 def _held(view: RunView) -> Counter[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.queue.affinity import Durations, group_key
 from hpc_toolkit.queue.claims import Claims
@@ -22,9 +22,6 @@ from hpc_toolkit.queue.wants import Specs
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
-
-if TYPE_CHECKING:
-    from hpc_toolkit.system.needs import Retry
 
 _PACE = 16
 _INTERVALS = 240
@@ -50,13 +47,13 @@ class StageView:
         self.claims = Claims(self.paths, local=local)
         self.durations = Durations()
         self._taken, own = 0, f"{spec.name}/"
-        self.specs = Specs(spec)
+        self.specs = Specs(spec, self.log)
         self.state = StageState(
             max_attempts=spec.max_attempts,
             floors=self.log.floors,
             expand=lambda worker, start, end: read_lines(run.journal(worker), start, end, of=own),
             short=spec.retry["on"] if spec.retry else "",
-            steps=lambda unit: retry.steps if (retry := self.retry_of(unit)) else 0,
+            steps=self.specs.steps,
         )
 
     def poll_log(self, *, hinted: bool = False) -> None:
@@ -101,17 +98,6 @@ class StageView:
         """Whether the stage is complete (rule R9); once true in any view, true until a retry."""
         self._take_in()
         return self.log.sealed and not self.state.open
-
-    def spec_of(self, unit: Unit) -> StageSpec:
-        """The stage, with the needs and the priority of a unit's items."""
-        return self.specs[self.want_of(unit)]
-
-    def want_of(self, unit: Unit) -> str:
-        return self.log.segments[unit.entry].want_of(unit)
-
-    def retry_of(self, unit: Unit) -> Retry | None:
-        """How the needs of a unit's items grow; None: they do not."""
-        return self.specs.retry(self.spec_of(unit)) if self.spec.retry else None
 
     def unit(self, name: str) -> Unit:
         return self.state.units[name].unit

@@ -12,6 +12,8 @@ from hpc_toolkit.system.jsonlines import batches, encode
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
+    from hpc_toolkit.queue.log import StageLog
+    from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.system.needs import Retry
 
 NEEDS, PRIORITY = "needs", "priority"
@@ -76,23 +78,40 @@ def spec_with(stage: StageSpec, want: str) -> StageSpec:
 
 
 class Specs(dict[str, StageSpec]):
-    """Want -> the stage as it is for items with it."""
+    """Want -> the stage, with the needs and the priority of items with this want."""
 
-    def __init__(self, stage: StageSpec) -> None:
+    def __init__(self, stage: StageSpec, log: StageLog) -> None:
         super().__init__({STAGES: stage})
-        self._retries: dict[int, Retry | None] = {}
+        self._log = log
+        self._retries: dict[str, Retry | None] = {}
 
     def __missing__(self, want: str) -> StageSpec:
         self[want] = found = spec_with(self[STAGES], want)
         return found
 
-    def retry(self, spec: StageSpec) -> Retry | None:
-        """How the needs of the items of one of these grow; parsed once."""
-        if id(spec) not in self._retries:
+    def want(self, unit: Unit) -> str:
+        return self._log.segments[unit.entry].want_of(unit)
+
+    def of(self, unit: Unit) -> StageSpec:
+        return self[self.want(unit)]
+
+    def retry(self, unit: Unit) -> Retry | None:
+        """How the needs of a unit's items grow; None: they do not."""
+        if (want := self.want(unit)) not in self._retries:
             from hpc_toolkit.system.needs import retry_of  # few runs have one
 
-            self._retries[id(spec)] = retry_of(spec)
-        return self._retries[id(spec)]
+            self._retries[want] = retry_of(self[want])
+        return self._retries[want]
+
+    def steps(self, unit: Unit) -> int:
+        """How often the needs of an item of a unit grow at most."""
+        retry = self.retry(unit) if self[STAGES].retry else None
+        return 0 if retry is None else retry.steps
+
+
+def may_need(stage: StageSpec) -> bool:
+    """Whether items of a stage, or single ones of them, may have needs."""
+    return stage.needs is not None or stage.retry is not None
 
 
 def refuse(number: int, wrong: str, hint: str) -> NoReturn:

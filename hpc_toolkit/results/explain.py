@@ -223,7 +223,7 @@ def _needs(
 ) -> dict[str, Any]:
     """The needs of an item in a generation, if they grow or are its own; by default of its next
     attempt."""
-    spec = stage.spec_of(unit)
+    spec = stage.specs.of(unit)
     if not stage.spec.retry and spec is stage.spec:
         return {}
     from hpc_toolkit.system.needs import needs_after

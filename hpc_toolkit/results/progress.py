@@ -213,14 +213,13 @@ def unmet_stages(
 
     ``known`` are the presences that could be read. Items whose needs grew are listed by themselves.
     """
-    needing = [(name, one) for name, one in view.stages.items() if one.spec.may_need]
     found = []
-    for name, stage in needing:
-        from hpc_toolkit.system.needs import submit_options, unmet  # few runs need it
-
-        has = [known[one].place["has"] for one in alive or known if "has" in known[one].place]
+    for name, stage in view.stages.items():
         pending = stages[name].pending
         for needs, number in pending_needs(stage) if pending else ():
+            from hpc_toolkit.system.needs import submit_options, unmet  # few runs need it
+
+            has = [known[one].place["has"] for one in alive or known if "has" in known[one].place]
             items = min(number, pending)
             if why := unmet(needs, has):
                 why = why.replace("need ", "needs ", 1) if items == 1 else why
@@ -245,22 +244,21 @@ def waiting_workers(known: Mapping[str, Presence], alive: set[str]) -> list[str]
 
 def grown_needs(view: RunView) -> list[dict[str, Any]]:
     """Needs that grew because items ran out, with the numbers of these items by state."""
-    found: dict[tuple[str, int, str], Counter[str]] = {}
+    found: dict[tuple[str, int, str, bool], Counter[str]] = {}
     for name, stage in view.stages.items():
         begun = stage.state.begun if stage.spec.retry else ()
         for unit in (stage.state.units[one] for one in begun):
             for item in unit.histories:
                 if growth := stage.state.growth(unit, item):
-                    key = name, growth, stage.want_of(unit.unit)
+                    most = growth == stage.specs.steps(unit.unit)
+                    key = name, growth, stage.specs.want(unit.unit), most
                     counts = found.setdefault(key, Counter())
                     counts[str(stage.state.item_state(unit, item))] += 1
     from hpc_toolkit.system.needs import needs_after  # few runs need it
 
     grown = []
-    for (name, growth, want), counts in sorted(found.items()):
-        specs = view.stages[name].specs
-        retry = specs.retry(specs[want])
-        most, needs = retry is not None and growth == retry.steps, needs_after(specs[want], growth)
+    for (name, growth, want, most), counts in sorted(found.items()):
+        needs = needs_after(view.stages[name].specs[want], growth)
         grown.append({"stage": name, "needs": needs, "most": most, **counts})
     return grown
 

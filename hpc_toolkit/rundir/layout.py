@@ -183,8 +183,7 @@ class StageSpec(Record, kw_only=True):
     expand: bool = False
     """Whether a result is a list, of which each element makes an item of the stages after it."""
     needs: dict[str, Any] | None = None
-    """What a worker must have (:data:`hpc_toolkit.system.needs.Amounts`); {}: only for single
-    items; None: nothing."""
+    """What a worker must have (:data:`hpc_toolkit.system.needs.Amounts`); None, {}: nothing."""
     retry: dict[str, Any] | None = None
     """How the needs of an item grow (:class:`hpc_toolkit.system.needs.Retry`); None: not."""
     priority: int | None = None
@@ -199,11 +198,6 @@ class StageSpec(Record, kw_only=True):
 
             parse_needs(self.needs or {}, f"needs of {self.name}")
             retry_of(self)
-
-    @property
-    def may_need(self) -> bool:
-        """Whether its items, or single ones of them, may have needs."""
-        return self.needs is not None or self.retry is not None
 
     @property
     def final(self) -> list[str]:

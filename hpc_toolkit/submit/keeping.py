@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.planning.nodes import Ask, ask_of, lacks
+from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import share
@@ -200,9 +201,9 @@ def _holds(ask: Ask, spec: StageSpec, growth: int = 0) -> bool:
 def _held(stage: StageView, ask: Ask) -> int:
     """Number of the units of which such a job holds an item."""
     units = stage.state.open
-    if not stage.spec.may_need:
+    if not may_need(stage.spec):
         return len(units)
-    each = ((stage.spec_of(stage.unit(unit)), stage.state.growths(unit)) for unit in units)
+    each = ((stage.specs.of(stage.unit(unit)), stage.state.growths(unit)) for unit in units)
     return sum(any(_holds(ask, spec, one) for one in growths) for spec, growths in each)
 
 

@@ -121,9 +121,8 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         self._counted, self._tally = self.counts, lines.tally
         self._overtaken = False
         self._looked_at = self.clock.monotonic()
-        poll = partial(self.view.poll_journal, self.worker)
-        spec = assignment.stage.spec_of(assignment.unit)
-        order = order_for(assignment, lines, poll, partial(self.holds, spec))
+        holds = partial(self.holds, assignment.stage.specs.of(assignment.unit))
+        order = order_for(assignment, lines, partial(self.view.poll_journal, self.worker), holds)
         if is_last_attempt(assignment, order):  # it would be on this host
             self.failures.check()
         try:

@@ -20,6 +20,7 @@ from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.installation import open_streams
@@ -323,7 +324,7 @@ def _resources(
     manifest: Manifest, options: WorkerOptions, rank: RankInfo, clock: Clock
 ) -> dict[str, Any]:
     """What this worker has; {} if no stage of the run has needs, or items that get more time."""
-    if not any(stage.may_need for stage in manifest.stages):
+    if not any(may_need(stage) for stage in manifest.stages):
         return {}
     from hpc_toolkit.system.binding import own_place
     from hpc_toolkit.system.gpus import ranks_here

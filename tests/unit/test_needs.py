@@ -335,7 +335,7 @@ def test_a_unit_has_items_of_the_same_needs_and_group(
     stage, seen = run.view.stages["items"], []
     for segment in stage.log.segments.values():
         for unit in segment.units:
-            spec, read = stage.spec_of(unit), segment.read(unit)[1]
+            spec, read = stage.specs.of(unit), segment.read(unit)[1]
             assert {str(wanted[item["n"]]) for item in read} == {str((spec.needs, spec.priority))}
             assert len({item["g"] for item in read}) == 1 or group_by is None
             assert all(item.keys() == {"n", "g"} for item in read)

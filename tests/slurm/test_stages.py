@@ -116,12 +116,13 @@ def test_no_gpu_waits_while_an_item_that_needs_one_is_ready(
 ) -> None:
     items = mixed(chains, others)
     (rehearsal.cwd / "items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in items))
-    command = ("--command", "sleep {seconds}; true {id}")
-    rehearsal.hpctk("init", rehearsal.run, "--items", "items.jsonl", *command)
+    # A worker finishes its unit first, so a unit of several items without needs takes longer.
+    more = ("--command", "sleep {seconds}; true {id}", "--items-per-claim", 1)
+    rehearsal.hpctk("init", rehearsal.run, "--items", "items.jsonl", *more)
     work = f"{' '.join(rehearsal.program)} work {rehearsal.run}"
-    more = ("--time=20", "--mem=1G", "--output=job.out", "--ntasks-per-node=2")
-    gpu = rehearsal.sbatch(*more, "--nodes=2", "--gres=gpu:2", f"--wrap=srun --gres=gpu:1 {work}")
-    cpu = rehearsal.sbatch(*more, "--nodes=2", f"--wrap=srun {work}")
+    job = ("--time=20", "--mem=1G", "--output=job.out", "--ntasks-per-node=2", "--nodes=2")
+    gpu = rehearsal.sbatch(*job, "--gres=gpu:2", f"--wrap=srun --gres=gpu:1 {work}")
+    cpu = rehearsal.sbatch(*job, f"--wrap=srun {work}")
     rehearsal.wait_for_end(gpu, cpu)
 
     rows, found, run = rehearsal.rows(), rehearsal.measure(), Run.open(rehearsal.run)
@@ -182,8 +183,8 @@ def test_jobs_with_twice_the_memory_do_what_the_kernel_killed(rehearsal: Rehears
     group.mkdir()
     try:
         for size in (1, 2, 4, 8):
-            # Each unit is 128 MiB and stands for 1 GB; the processes take about 100 MiB.
-            (group / "memory.limit_in_bytes").write_text(str((192 * size + 100) << 20))
+            # Each unit is 128 MiB and stands for 1 GB; the processes take about 30 MiB.
+            (group / "memory.limit_in_bytes").write_text(str((192 * size + 30) << 20))
             work = f"{sys.executable} -m hpc_toolkit work {rehearsal.run} --has memory={size}G"
             here = f"echo $$ > {group}/cgroup.procs && exec {work}"
             job = rehearsal.sbatch("--time=5", "--mem=1G", "--output=job.out", f"--wrap={here}")

@@ -287,18 +287,14 @@ def unmet_by(node: Node, time_s: float | None, view: RunView) -> list[str]:
 
     What is not known of a node, free names and features are left out.
     """
-    needing = {name: stage for name, stage in view.stages.items() if may_need(stage.spec)}
-    if needing:
+    if any(may_need(stage.spec) for stage in view.stages.values()):
         view.poll()
     found = []
-    for name, stage in needing.items():
-        if stage.complete:
-            continue
-        wanted = pending_needs(stage) or [(stage.spec.needs or {}, 0)]
+    for name, stage in view.stages.items():
+        wanted = [one.needs for one in pending_needs(stage)] or [stage.spec.needs or {}]
         some = "some of " * (len(wanted) > 1)
-        for needs, _ in wanted:
-            if why := lacks(node, time_s, needs):
-                found.append(f"stage {name}: {some}its items {why}")
+        each = () if stage.complete else filter(None, (lacks(node, time_s, w) for w in wanted))
+        found += [f"stage {name}: {some}its items {why}" for why in each]
     return found
 
 

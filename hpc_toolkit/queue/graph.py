@@ -16,7 +16,7 @@ from typing import Any
 from hpc_toolkit.errors import near_miss
 from hpc_toolkit.queue.items import Item, ItemLines, encode_segment
 from hpc_toolkit.queue.log import StageLog, damaged
-from hpc_toolkit.queue.wants import refuse
+from hpc_toolkit.queue.wants import changed, refuse
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RESULTS, StageSpec
 from hpc_toolkit.system.jsonlines import batches, decode_each, encode
@@ -47,13 +47,7 @@ class Arrows:
 
     def taken(self, items: Iterable[Any]) -> Iterator[Any]:
         """The items without ``after``. Raises ItemsError: it is neither a list of ids nor left."""
-        first = 0
-        for some in batches(items):
-            if any(isinstance(item, dict) and _AFTER in item for item in some):
-                yield from (self._without(number, item) for number, item in enumerate(some, first))
-            else:
-                yield from some
-            first += len(some)
+        return changed(items, _AFTER, self._without)
 
     def _without(self, number: int, item: Any) -> Any:
         if not isinstance(item, dict) or _AFTER not in item:

@@ -65,34 +65,42 @@ def what_is_left(
 
 def _beyond(view: RunView, job: str | None) -> int:
     """How many pending items need more than any worker of a job has had."""
-    left = [one for stage in view.stages.values() for one in pending_needs(stage)]
+    left = [one for stage in view.stages.values() for one in pending_needs(stage) if one.needs]
     if job is None or not left:
         return 0
     from hpc_toolkit.system.needs import unmet  # few runs have needs
 
     seen = [one for one in view.presences().values() if one is not None and one.job == job]
     had = [one.place["has"] for one in seen if "has" in one.place]
-    return sum(items for needs, items in left if unmet(needs, had))
+    return sum(one.items for one in left if unmet(one.needs, had))
 
 
-def pending_needs(stage: StageView) -> list[tuple[dict[str, Any], int]]:
-    """What pending items need, also after it grew (rule R18), and how many items need that."""
+class Pending(NamedTuple):
+    """What pending items need, also after it grew (rule R18)."""
+
+    needs: dict[str, Any]
+    items: int
+    """How many items need that; not counted if the stage has no needs."""
+    units: int
+    """Units with such items."""
+
+
+def pending_needs(stage: StageView) -> list[Pending]:
+    """What the pending items of a stage need."""
     if not may_need(stage.spec):
-        return []
+        return [Pending({}, 0, len(stage.state.open))] if stage.state.open else []
     from hpc_toolkit.system.needs import needs_after
 
-    state, counts = stage.state, Counter[tuple[int, str]]()
-    for unit in (state.units[name] for name in state.open):
-        want, pending = stage.specs.want(unit.unit), state.pending(unit.unit.name)
-        if stage.spec.retry:
-            counts.update((state.growth(unit, item), want) for item in pending)
-        else:
-            counts[0, want] += len(pending)
-    found: dict[str, tuple[dict[str, Any], int]] = {}
-    for (growth, want), items in sorted(counts.items()):
-        needs = needs_after(stage.specs[want], growth)
-        found[str(needs)] = needs, items + found.get(str(needs), ({}, 0))[1]
-    return [*found.values()]
+    state, found = stage.state, dict[str, Pending]()
+    for name in state.open:
+        unit, spec = state.units[name], stage.specs.of(stage.unit(name))
+        pending = state.pending(name)
+        grown = Counter(state.growth(unit, one) for one in pending if spec.retry)
+        for growth, items in (grown or {0: len(pending)}).items():
+            needs = needs_after(spec, growth)
+            before = found.get(str(needs), Pending({}, 0, 0))
+            found[str(needs)] = Pending(needs, before.items + items, before.units + 1)
+    return [found[text] for text in sorted(found)]
 
 
 def _held(view: RunView) -> Counter[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpc_toolkit.errors import ConfigError, ItemsError
@@ -33,13 +33,7 @@ class Wants:
 
     def taken(self, items: Iterable[Any]) -> Iterator[Any]:
         """The items without these keys. Raises ItemsError: a worker cannot fulfil them."""
-        first = 0
-        for some in batches(items):
-            if any(isinstance(item, dict) and NEEDS in item for item in some):
-                yield from (self._without(number, item) for number, item in enumerate(some, first))
-            else:
-                yield from some
-            first += len(some)
+        return changed(items, NEEDS, self._without)
 
     def _without(self, number: int, item: Any) -> Any:
         if not isinstance(item, dict) or type(item.get(NEEDS)) is not dict:
@@ -112,6 +106,17 @@ class Specs(dict[str, StageSpec]):
 def may_need(stage: StageSpec) -> bool:
     """Whether items of a stage, or single ones of them, may have needs."""
     return stage.needs is not None or stage.retry is not None
+
+
+def changed(items: Iterable[Any], key: str, change: Callable[[int, Any], Any]) -> Iterator[Any]:
+    """The items; ``change`` gets the number of an item and the item, where some have a key."""
+    first = 0
+    for some in batches(items):
+        if any(isinstance(item, dict) and key in item for item in some):
+            yield from (change(number, item) for number, item in enumerate(some, first))
+        else:
+            yield from some
+        first += len(some)
 
 
 def refuse(number: int, wrong: str, hint: str) -> NoReturn:

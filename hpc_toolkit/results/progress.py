@@ -216,7 +216,7 @@ def unmet_stages(
     found = []
     for name, stage in view.stages.items():
         pending = stages[name].pending
-        for needs, number in pending_needs(stage) if pending else ():
+        for needs, number, _ in pending_needs(stage) if pending else ():
             from hpc_toolkit.system.needs import submit_options, unmet  # few runs need it
 
             has = [known[one].place["has"] for one in alive or known if "has" in known[one].place]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.planning.nodes import Ask, ask_of, lacks
-from hpc_toolkit.queue.wants import may_need
+from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import share
@@ -39,16 +39,13 @@ from hpc_toolkit.submit.jobs import (
 )
 from hpc_toolkit.submit.send import queued_jobs, send, without_failed_nodes
 from hpc_toolkit.submit.submission import Submission, forecast_left, of_request
-from hpc_toolkit.system.needs import needs_after
 from hpc_toolkit.system.quantities import HOUR_S
 from hpc_toolkit.system.ranks import noted_name
 from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
-    from hpc_toolkit.queue.view import StageView
     from hpc_toolkit.run import Run
-    from hpc_toolkit.rundir.layout import StageSpec
 
 COMPLETE = "the run is complete"
 CANCELLED = "'hpctk cancel' ended it"
@@ -192,9 +189,16 @@ def jobs_with_work(run: Run, ask: Ask) -> int:
     """
     run.view.poll()
     stages = [one for one in run.view.stages.values() if not one.complete]
-    held = [(one, units) for one in stages if (units := _held(one, ask))]
+    time_s = ask.needs.time_s
+    held = [
+        (one, units)
+        for one in stages
+        for needs, _, units in pending_needs(one)
+        if not lacks(ask.node, time_s, needs)
+    ]
     if not held:  # a worker must add the items that follow others
-        return int(any(one.spec.after and _holds(ask, one.spec) for one in stages))
+        after = [one.spec.needs or {} for one in stages if one.spec.after]
+        return int(not all(lacks(ask.node, time_s, needs) for needs in after))
     most = math.ceil(sum(units for _, units in held) / ask.workers)
     # Other stages say nothing of one in which no unit has ended.
     known = all(stage.durations.known for stage, _ in held)
@@ -206,19 +210,6 @@ def jobs_with_work(run: Run, ask: Ask) -> int:
             hours = choose(forecaster, ask.node, ask.nodes).node_hours.median
             most = min(most, math.ceil(hours * HOUR_S / (ask.nodes * _LEAST_S)))
     return max(1, most)
-
-
-def _holds(ask: Ask, spec: StageSpec, growth: int = 0) -> bool:
-    return not lacks(ask.node, ask.needs.time_s, needs_after(spec, growth))
-
-
-def _held(stage: StageView, ask: Ask) -> int:
-    """Number of the units of which such a job holds an item."""
-    units = stage.state.open
-    if not may_need(stage.spec):
-        return len(units)
-    each = ((stage.specs.of(stage.unit(unit)), stage.state.growths(unit)) for unit in units)
-    return sum(any(_holds(ask, spec, one) for one in growths) for spec, growths in each)
 
 
 def first_jobs(submission: Submission, most: int) -> Iterator[str]:

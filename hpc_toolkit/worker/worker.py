@@ -241,8 +241,8 @@ class Worker:
 
         lacks: dict[str, None] = {}
         for name, stage in self._view.stages.items():
-            left = [] if stage.complete else pending_needs(stage) or [(stage.spec.needs or {}, 0)]
-            for needs, _ in left:
+            left = [one.needs for one in pending_needs(stage)] or [stage.spec.needs or {}]
+            for needs in () if stage.complete else left:
                 lacks |= {f"{name} ({shown(one, needs[one])})": None for one in self._lacks(needs)}
         reason = f"what is left needs more than this worker has: {', '.join(lacks)}"
         sys.stderr.write(f"{self.name}: {reason}\n")

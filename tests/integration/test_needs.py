@@ -230,7 +230,7 @@ def test_the_needs_of_an_item_grow_from_its_own(hpctk: Hpctk) -> None:
     run = Run.open("run")
 
     assert hpctk("work", "run", "--workers", 1, "--memory-per-worker", "64M").code == 75
-    assert [one["needs"]["memory"] >> 20 for one in run.status().unmet] == [256, 128]
+    assert [one["needs"]["memory"] >> 20 for one in run.status().unmet] == [128, 256]
     ended = [
         hpctk("work", "run", "--workers", 1, "--memory-per-worker", f"{size}M").code
         for size in (128, 256, 512)

@@ -307,8 +307,8 @@ def test_items_with_needs_are_added_where_workers_look_for_them(tmp_path: Path) 
     run.add(new)
     run.view.poll()
     assert pending_needs(run.view.stages["items"]) == [
-        ({"cpus": 1, "gpus": 1}, 1),
-        ({"cpus": 1}, 2),
+        ({"cpus": 1, "gpus": 1}, 1, 1),
+        ({"cpus": 1}, 2, 2),
     ]
 
 

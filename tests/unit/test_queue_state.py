@@ -345,7 +345,7 @@ def test_i2_every_reader_finds_the_same_needs_and_they_never_unfail_an_item(
     if wanted.state == "pending":
         assert state.growths(unit.unit.name) == {grown}
         wanted_now = needs_after(view.stages["items"].spec, grown)
-        assert pending_needs(view.stages["items"]) == [(wanted_now, 1)]
+        assert pending_needs(view.stages["items"]) == [(wanted_now, 1, 1)]
     if wanted.attempts:
         assert unit.histories[0].attempts(floor) == wanted.attempts
 
@@ -367,7 +367,7 @@ def test_i9_at_the_limit_of_its_retry_an_item_fails_like_others(fast_dir: Path) 
     assert (row["state"], row["attempts"], row["error"]) == ("failed", 2, "MemoryError")
     # A retry starts again with the first needs.
     assert toy.reopen().retry() == 1
-    assert pending_needs(toy.stage()) == [(RETRY["needs"], 1)]
+    assert pending_needs(toy.stage()) == [(RETRY["needs"], 1, 1)]
 
 
 def test_i3_a_failure_for_lack_of_memory_does_not_count_against_its_host(fast_dir: Path) -> None:

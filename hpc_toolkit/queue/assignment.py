@@ -151,8 +151,9 @@ class Picker(Record, frozen=False, stateful=True):
         the loaded group.
         """
         self.polled = 0
-        for name, stage in self.view.stages.items() if news else ():
-            self._take_in(name, stage)
+        for name, stage in self.view.stages.items():
+            # What this worker added itself is known without a poll.
+            self._take_in(name, stage, news=news)
         for (name, want), units in self._fresh.items():
             stage = self.view.stages[name]
             group = loaded[1] if loaded[0] == name else None
@@ -188,11 +189,12 @@ class Picker(Record, frozen=False, stateful=True):
         more = (-needs.get(key, 0) for key in ("gpus", "memory"))
         return (-(spec.priority or 0), *more, -len(needs), [*self.view.stages].index(name))
 
-    def _take_in(self, name: str, stage: StageView) -> None:
+    def _take_in(self, name: str, stage: StageView, *, news: bool) -> None:
         if stage.complete and (not stage.spec.after or self.view.complete):
             return  # only a retry can follow, and the next scan sees it
-        self.polled += 1
-        stage.poll_log(hinted=self.shared and stage.log.length > 0)
+        if news:
+            self.polled += 1
+            stage.poll_log(hinted=self.shared and stage.log.length > 0)
         segments = stage.log.segments
         if len(segments) == self._known[name]:
             return

@@ -233,7 +233,7 @@ class Following:
         counts = (
             _unit(self._before[0], one).unit.count for one in origins if isinstance(one, tuple)
         )
-        return max(counts, default=1)
+        return max(counts, default=None)
 
     @staticmethod
     def _kind(stage: StageView, ref: Ref) -> ItemState:

@@ -198,7 +198,7 @@ def test_items_of_a_graph_are_left_to_workers_that_hold_them_through_kills(hpctk
     created = hpctk("init", "run", "--items", "items.jsonl", "--command", "sleep .05; true {id}")
     assert created.code == 0, created.err
     run = Run.open("run")
-    no_gpu = {"env": CPU, "first": ""}
+    no_gpu: dict[str, Any] = {"env": CPU, "first": ""}
     killed = hpctk.start("work", "run", env=GPU)
     wait_until(lambda: len(journal_lines(run, "done")) > 4, "results", of=killed)
     os.killpg(killed.pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.followingitems import following
+from hpc_toolkit.queue.followingitems import FollowingItems, following
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.run import create_run
@@ -128,6 +128,7 @@ class World:
                 needs = stage.specs.of(unit).needs or {}
                 items = segment.read(unit)[1]
                 assert len(self.items) == 1 or all(wanted[one["id"]] == needs for one in items)
+        assert isinstance(made, FollowingItems)
         made.coming({})  # it reads what was added
         assert made.wants.total() == (len(self.items) - len(added) if made.graph.wants else 1)
         for item in added:

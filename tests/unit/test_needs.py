@@ -297,7 +297,7 @@ def test_needs_are_taken_out_of_items_and_other_keys_of_these_names_stay(tmp_pat
 
 
 def test_items_with_needs_are_added_where_workers_look_for_them(tmp_path: Path) -> None:
-    new = [{"i": 2, "needs": {"gpus": 1}}, {"i": 3}]
+    new: list[dict[str, Any]] = [{"i": 2, "needs": {"gpus": 1}}, {"i": 3}]
     plain = listed(tmp_path, [{"i": 1}], open_end=True)
     with pytest.raises(ItemsError, match="workers do not know that they may") as refused:
         plain.add(new)
@@ -323,7 +323,7 @@ def test_a_unit_has_items_of_the_same_needs_and_group(
 ) -> None:
     given_items, wanted = [], []
     for number, (group, gpus, priority) in enumerate(drawn):
-        own = {"needs": {"gpus": gpus}} if gpus >= 0 else {}
+        own: dict[str, Any] = {"needs": {"gpus": gpus}} if gpus >= 0 else {}
         own |= {"priority": priority} if own and priority >= 0 else {}
         given_items.append({"n": number, "g": group, **own})
         needs = {"cpus": 2} | own.get("needs", {})

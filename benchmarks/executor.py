@@ -136,6 +136,30 @@ assert [job.result() for job in jobs] == [-one for one in range(calls)]
 print(json.dumps([first, calls / (time.perf_counter() - began), 1000 * first, 0.0]))
 """
 
+ECHO = """
+import os, sys, time
+own, other, first, turns = *sys.argv[1:3], sys.argv[3] == "first", int(sys.argv[4])
+mine = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+began = time.perf_counter()
+for turn in range(1, turns + 1):
+    if first:
+        os.write(mine, b".")
+        os.fsync(mine)
+    size = 0
+    while size < turn:
+        time.sleep(0.01)
+        try:
+            with open(other, "rb") as file:
+                size = len(file.read())
+        except FileNotFoundError:
+            pass
+    if not first:
+        os.write(mine, b".")
+        os.fsync(mine)
+print((time.perf_counter() - began) / turns)
+"""
+"""Two hosts that append to a file in turn, each until it sees what the other one wrote."""
+
 
 def main() -> None:
     given = parser(__doc__)
@@ -198,9 +222,20 @@ def on_nfs(base: Path) -> list[float]:
             if ended.code != 0:
                 message = f"the script exited with {ended.code}: {ended.err}"
                 raise HostsError(message)
+            echo = echoed(rehearsal, where)
         finally:
             rehearsal.close()
+    print(f"NFSv4.2: two hosts answer each other in {1000 * echo:.0f} ms", file=sys.stderr)
     return [float(one) for one in json.loads(ended.out)]
+
+
+def echoed(rehearsal: Rehearsal, where: Path) -> float:
+    """Seconds in which one host sees that the other one saw what it wrote."""
+    files, argv = (where / "ping", where / "pong"), [sys.executable, "-c", ECHO]
+    second = rehearsal.start_program(SPARED, [*argv, *map(str, files[::-1]), "second", "30"])
+    first = rehearsal.start_program(HIT, [*argv, *map(str, files), "first", "30"])
+    ended = [one.ended(limit_s=_LIMIT_S) for one in (second, first)]
+    return float(ended[-1].out)
 
 
 def row(name: str, took: list[list[float]]) -> list[str]:

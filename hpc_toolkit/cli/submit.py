@@ -381,8 +381,8 @@ def cancel(
             message = "confirmation needs a terminal"
             raise ConfigError(message, hint="add --yes to cancel without confirmation")
         click.confirm("Cancel them?", abort=True, err=True)
-    if not job:
-        end_keeping(paths)
+    if not job and end_keeping(paths):  # others may have been sent meanwhile
+        found = [one for one in cancelable_jobs(paths) if not one.foreign]
     cancel_jobs(found)
     for one in found:
         print(one.record.id)

@@ -214,7 +214,11 @@ def with_progress(
     else:
         code = work_on(look)
     campaign = run.manifest.campaign is not None
-    print(printable(closing(run.view, str(run.root), campaign=campaign)), file=sys.stderr)
+    try:
+        said = closing(run.view, str(run.root), campaign=campaign)
+    except OSError as error:  # what the workers reported still decides the exit code
+        said = f"{run.root}: cannot be read now: {error.strerror}: hpctk status {run.root}"
+    print(printable(said), file=sys.stderr)
     return code
 
 

@@ -40,6 +40,9 @@ _LEAST_AT_START = 8
 _FIRST_LOCAL_S = 0.002
 _TICK_S = 1.0
 _POLL_SHARED_S = 1.0
+_POLL_FEW_S, _FEW_WAIT = 0.2, 1 / 16
+"""Few workers, whose polls cost little, pause so long while items may be added, or this part of the
+time waited so far, up to the pause of others."""
 _SOON = 0.5
 """Longest pause between polls for items that may come soon, as a part of the time waited so far."""
 _SCAN_FIRST_S = 0.03
@@ -84,6 +87,7 @@ class Pacing:
         now = self._began = self._began_watch = clock.monotonic()
         self._poll_at = float("-inf")
         self._growing = True
+        self._least_s = _POLL_SHARED_S
         # A watch lists all workers, and thousands may start at once.
         spread_s = 0.0 if local else max(0.0, self.workers / LISTINGS_PER_S - 1.0)
         self._watch_at = now + _WATCH_LOCAL_S + random.Random(seed).uniform(0.0, spread_s)
@@ -107,9 +111,12 @@ class Pacing:
         """
         self._growing = growing
         now, poll_s = self._clock.monotonic(), heads * self.workers / POLLS_PER_S
+        waited_s = 0.0 if self._busy else now - self._waits_since
+        few_s = max(_POLL_FEW_S, poll_s, _FEW_WAIT * waited_s)
+        self._least_s = min(_POLL_SHARED_S, few_s) if growing else _POLL_SHARED_S
         if growing and not self._busy:
-            poll_s = min(poll_s, _SOON * (now - self._waits_since))
-        self._poll_at = now + max(_POLL_SHARED_S, poll_s) * self._random.uniform(1.0, 1.25)
+            poll_s = min(poll_s, _SOON * waited_s)
+        self._poll_at = now + max(self._least_s, poll_s) * self._random.uniform(1.0, 1.25)
 
     @property
     def wait_s(self) -> float:
@@ -135,7 +142,7 @@ class Pacing:
         if self._busy:
             self._waits_since = self._began
             if self._growing:
-                self._poll_at = min(self._poll_at, self._began + _POLL_SHARED_S)
+                self._poll_at = min(self._poll_at, self._began + self._least_s)
         self._busy = False
         return self._began >= self._scan_at
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 _PACE = 16
 _INTERVALS = 240
 _LONGEST_S = 30 * 86400.0
-_LOOK_S, _FIRST_S = 1.0, 0.25
-"""Seconds between two looks, and in the first second of a wait, in which short items may end."""
+_LOOK_S, _FIRST_S, _SOONEST_S = 1.0, 0.25, 0.05
+"""Seconds between two looks; in the first second of a wait, in which short items may end: as long
+as was waited so far, between the other two."""
 _LEAST_OTHERS = 4
 _SOON, _MOST_PER_S = 0.25, 500.0
 """All holders are read within this part of the time waited so far, but not more files a second."""
@@ -359,12 +360,13 @@ class Follower:
         stage.poll_log(hinted=True)
         stage.claims.refresh()
         holders, first = stage.holders(units), waited_s < _LOOK_S
-        pause_s, least = (_FIRST_S, 1) if first else (_LOOK_S, _LEAST_OTHERS)
+        soonest = min(_FIRST_S, max(_SOONEST_S, waited_s))
+        pause_s, least = (soonest, 1) if first else (_LOOK_S, _LEAST_OTHERS)
         soon = PER_LOOK * len(holders) / max(_LOOK_S, _SOON * waited_s)
         per_s = max(READINGS_PER_S, min(soon, _MOST_PER_S))
         asked = 3 + self._read_holders(stage.state, holders, per_s * pause_s, at_once=first)
         asked += self._read_others(max(least, int(READINGS_PER_S * pause_s) - asked))
-        return max(pause_s, asked / per_s)
+        return pause_s if first else max(pause_s, asked / per_s)
 
     def _read_holders(
         self, state: StageState, holders: Collection[str], most: float, *, at_once: bool

@@ -22,13 +22,21 @@ from hpc_toolkit.queue.left import pending_by_growth
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import share
-from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.client import SlurmError, scancel
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.slurm.render.file import read_header
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.values import file_name
-from hpc_toolkit.submit.jobs import FORMAT, JobStates, kept, known_jobs, read_jobs, read_kept
+from hpc_toolkit.submit.jobs import (
+    FORMAT,
+    JobStates,
+    RunJob,
+    kept,
+    known_jobs,
+    read_jobs,
+    read_kept,
+)
 from hpc_toolkit.submit.send import queued_jobs, send, without_failed_nodes
 from hpc_toolkit.submit.submission import Submission, forecast_left, of_request
 from hpc_toolkit.system.quantities import HOUR_S
@@ -93,7 +101,13 @@ class Keeper:
         before = dict(self._record)
         self._record["ended"] = self._cancelled or self._reason()
         if not self.ended:
-            yield from self._submit()
+            sent = []
+            for job in self._submit():
+                sent.append(job)
+                yield job.job
+            if self._cancelled == CANCELLED:  # after 'hpctk cancel' had looked for jobs
+                for job in sent:
+                    scancel([job.job], cluster=job.cluster)
             self._record["ended"] = self._record["ended"] or self._cancelled
         if self._record != before:  # several jobs share it
             self._write()
@@ -139,7 +153,7 @@ class Keeper:
         self.leads = bool(running) and str(min(running)) == self._job
         return self.leads
 
-    def _submit(self) -> Iterator[str]:
+    def _submit(self) -> Iterator[RunJob]:
         try:
             queued = [one for one in self._queued() if not (self._ends and one.id == self._job)]
         except SlurmError as error:
@@ -159,7 +173,7 @@ class Keeper:
         try:
             for job in send(replace(submission, copies=max(0, missing))):
                 self._record["failed"] = 0
-                yield job.job
+                yield job
         except HpcToolkitError as error:
             self._record["failed"] += 1
             sys.stderr.write(f"warning: a submission failed: {error.message}\n")

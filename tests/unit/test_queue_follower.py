@@ -74,6 +74,8 @@ def test_results_of_a_short_wait_are_seen_soon_and_before_their_heartbeat(
         assert waiting.left == 6 - number
 
     assert waiting.look(0.9) == 0.25
+    assert waiting.look(0.1) == 0.1
+    assert waiting.look(0.0) == 0.05
 
 
 class Crowd:

@@ -165,6 +165,20 @@ def test_a_worker_polls_soon_after_its_last_item_and_then_at_the_rate_of_an_idle
     assert len(polls) <= 2 + HOUR_S / 51.2
 
 
+@pytest.mark.parametrize(("workers", "soonest_s"), [(1, 0.2), (4, 0.2), (10, 0.5), (20, 1.0)])
+def test_few_workers_poll_often_for_the_next_call_and_seldom_after_a_while(
+    workers: int, soonest_s: float
+) -> None:
+    clock = ManualClock()
+    pacing = Waiting(clock, 0, workers, local=False).pacing
+
+    polls = [at for at in polls_of(pacing, clock, growing=True) if at < 60.0]
+
+    pauses = [after - at for at, after in pairwise(polls)]
+    assert all(soonest_s <= one <= 1.25 * soonest_s + 0.25 for one in pauses[:2])
+    assert all(1.0 <= one <= 1.5 for one in pauses[-10:])
+
+
 def test_a_short_lease_is_watched_often_where_few_work() -> None:
     clock = ManualClock()
     pacing = Pacing(clock, local=False, workers=4, lease_s=8.0, seed="w")

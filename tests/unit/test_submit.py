@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from functools import partial
@@ -12,7 +13,8 @@ import pytest
 
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.submit.jobs import read_jobs
-from tests.fakeslurm import Programs
+from hpc_toolkit.submit.keeping import CANCELLED
+from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun
 from tests.unit import jobcommands
 
@@ -273,3 +275,44 @@ def test_nothing_is_sent_from_a_forbidden_directory(
     assert "strict.toml: forbidden_submit_dirs" in error.message
     assert sent(programs) == []
     assert read_jobs(run.paths) == []
+
+
+def cancelling(programs: Programs, run: ToyRun) -> None:
+    """Let 'hpctk cancel' end the chain while sbatch accepts a job of it."""
+    (record,) = run.paths.jobs.glob("keep-*.json")
+    ended = programs.root / "ended.json"
+    ended.write_text(json.dumps({**json.loads(record.read_text()), "ended": CANCELLED}))
+    programs.add("sbatch", f"cat {ended} > {record.absolute()}\n{SBATCH}")
+
+
+def test_a_job_that_is_accepted_while_cancel_ends_its_chain_is_cancelled(
+    programs: Programs, run: ToyRun
+) -> None:
+    programs.answer("squeue", "")
+    programs.answer("scancel", "")
+    words = ("keep", "runs/a", "--jobs", "1", "--once")
+    jobcommands.call(*words)
+    assert programs.calls("scancel") == []
+
+    cancelling(programs, run)
+    result = jobcommands.call(*words)
+
+    assert f"no more jobs are sent: {CANCELLED}" in result.output
+    assert programs.calls("scancel") == ["102"]
+
+
+def test_cancel_takes_the_jobs_that_were_sent_while_it_looked(
+    programs: Programs, elsewhere: Path
+) -> None:
+    programs.answer("squeue", "")
+    programs.answer("scancel", "")
+    ToyRun(elsewhere / "b", 4, unit=1)
+    jobcommands.call("keep", "b", "--jobs", "2", "--once")
+    first, both = pending_line("101"), f"{pending_line('101')}\n{pending_line('102')}"
+    later = f"[ -e $0.first ] && {{ cat <<'E'\n{both}\nE\n}} || cat <<'E'\n{first}\nE\n"
+    programs.add("squeue", f"{later}echo > $0.first")
+
+    result = jobcommands.call("cancel", "b", "--yes")
+
+    assert result.stdout.split() == ["101", "102"]
+    assert programs.calls("scancel") == ["101 102"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.cli.working import monitored, read_shares, with_snapshots
+from hpc_toolkit.cli.working import monitored, read_shares, with_progress, with_snapshots
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.snapshots import write_snapshot
+from hpc_toolkit.run import Run
 from hpc_toolkit.system.binding import Shares, limit_memory
 from hpc_toolkit.system.ranks import RankInfo
 from tests.toyrun import ToyRun
@@ -120,3 +122,15 @@ def test_init_refuses_what_a_snapshot_does_not_go_with(
     assert code == 1
     assert match in message
     assert not (tmp_path / "again").exists()
+
+
+def test_a_run_that_cannot_be_read_at_the_end_leaves_the_exit_code_of_its_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.open(ToyRun(tmp_path / "run").root)
+    # As root, no permission fails, and a run that was deleted looks like one without items.
+    fails = partial(os.open, "/proc/self/mem/x", os.O_RDONLY)
+    monkeypatch.setattr(run.view, "poll", fails)
+
+    assert with_progress(run, lambda _: 3) == 3
+    assert f"{run.root}: cannot be read now: Not a directory" in capsys.readouterr().err

@@ -97,7 +97,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
         ),
     },
     "fcntl": {"doctor", "queue"},
-    "multiprocessing": set(),
+    "multiprocessing": {"science.workloads.lighteval_tasks"},
     "pickle": {"rundir.pickles"},
     "marshal": set(),
     "shelve": set(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -112,6 +111,8 @@ class LightevalTasks(HarnessTasks):
         return f"{name}|{shots}"
 
     def _wrap(self, loaded: LoadedModel) -> Any:
+        import multiprocessing
+
         from lighteval.models.transformers.transformers_model import (
             TransformersModel,
             TransformersModelConfig,

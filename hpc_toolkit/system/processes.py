@@ -103,20 +103,24 @@ def parent_of(pid: int | str) -> tuple[int, bool]:
     return int(parent), state == b"Z"
 
 
-def children_of() -> dict[int, list[int]]:
-    """Process ids of the children of each process; without zombies."""
+def children_of(pid: int) -> set[int]:
+    """Process ids of a process's children, and of those that it has adopted; also of zombies."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found |= {*map(int, file.read().split())}
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of all descendants of a process; without zombies."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             parent, ended = parent_of(name)
             if not ended:
                 children.setdefault(parent, []).append(int(name))
-    return children
-
-
-def descendants(pid: int) -> list[int]:
-    """Process ids of all descendants of a process; without zombies."""
-    children = children_of()
     found: list[int] = []
     waiting = [pid]
     while waiting:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import glob
 import json
 import mmap
 import os
+import re
 import signal
 import struct
 import sys
@@ -39,6 +39,7 @@ FORKED = b"+"
 """The fork server's answer when it has forked an executor."""
 _CONNECTION, _LISTENER = 3, 4
 _LONGEST_FORK_S = 1.0
+_PINS = re.compile("OMP_PROC_BIND|OMP_PLACES|(GOMP_CPU|KMP)_AFFINITY")
 _FORK_SAFE = {"jemalloc_bg_thd"}
 """Threads of libraries that prepare for a fork, and go on without them: here, that of pyarrow."""
 
@@ -73,6 +74,8 @@ def is_own(connection: socket.socket) -> bool:
 
 def devices() -> list[str]:
     """The GPUs that this process may use: a control group of Slurm's may have those of one task."""
+    import glob
+
     found = []
     for path in sorted([*glob.glob("/dev/nvidia[0-9]*"), *glob.glob("/dev/dri/render[A-Z]*")]):
         with suppress(OSError):
@@ -86,7 +89,7 @@ def kill_started(server: int) -> None:
 
     A guard leads a process group and no session.
     """
-    for child in processes.children_of().get(server, ()):
+    for child in processes.children_of(server):
         with suppress(ProcessLookupError):
             if os.getsid(child) == child or os.getpgid(child) != child:
                 for one in (*processes.descendants(child), child):
@@ -167,6 +170,10 @@ class _Process:
             return f"{different[0]} differs from that of another worker"
         if order["devices"] != self._first["devices"]:
             return "its GPUs are not those of another worker"
+        # A library such as OpenMP has bound its threads when it was imported.
+        pinned = [name for name in order["environ"] if _PINS.fullmatch(name)]
+        if pinned and order["cpus"] != self._first["cpus"]:
+            return f"{pinned[0]} binds threads to the CPUs of another worker"
         # A control group may have other CPUs only.
         with suppress(OSError):
             os.sched_setaffinity(0, order["cpus"])
@@ -183,7 +190,8 @@ class _Process:
         log, pid = open_or_create(Path(order["log"]), os.O_WRONLY | os.O_APPEND), os.getpid()
         _redirect(log)
         os.close(log)
-        before, known = _opened(), self._children()
+        self._reap()
+        before, known, modules = _opened(), processes.children_of(pid), {*sys.modules}
         watch = _Watch(order["own"] if self._shared else ())
         try:
             with watch, self._numbers:
@@ -200,26 +208,22 @@ class _Process:
             reason = f"its import reads {', '.join(sorted(watch.read))}"
         if self._numbers.asked:
             reason = f"its import calls {', '.join(sorted(self._numbers.asked))}"
-        if self._children() - known:
+        self._reap()
+        if processes.children_of(pid) - known:
             reason = "its import starts processes"
             kill_started(pid)
         _redirect(0)
         self._handlers = {one: signal.getsignal(one) for one in (*STOP_SIGNALS, signal.SIGCHLD)}
-        self._files = _own_files()
+        self._files |= _own_files(sys.modules.keys() - modules)
         # Otherwise the executors' garbage collection would copy the memory that they share.
         gc.freeze()
         return reason
 
-    def _children(self) -> set[int]:
-        return {*processes.children_of().get(os.getpid(), ())} if self._reap() else set()
-
-    def _reap(self) -> bool:
-        """Reap children that have ended; whether there are others."""
+    def _reap(self) -> None:
+        """Reap children that have ended."""
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
-            return True
-        return False
 
     def _become_own(self, order: dict[str, Any]) -> None:
         """Give a forked executor what is its worker's own, and random numbers of its own."""
@@ -273,7 +277,7 @@ def _why_unsafe(found: object, module: str, before: dict[str, str]) -> str | Non
     """Why a process with the user's module must not be forked; None if it may be."""
     if any(getattr(one, "fork_safe", True) is False for one in (found, sys.modules.get(module))):
         return "it has fork_safe = False"
-    if threading.active_count() == 1:
+    if threading.active_count() == 1 and os.listdir("/proc/self/task")[1:]:
         _try_fork()
     if threads := _threads():
         return f"its import starts threads ({', '.join(threads)})"
@@ -328,9 +332,9 @@ def _opened() -> dict[str, str]:
     return found
 
 
-def _own_files() -> dict[str, Any]:
-    """The user's files that are imported, and by what their versions can be told apart."""
-    files = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+def _own_files(modules: Iterable[str]) -> dict[str, Any]:
+    """The user's files of these modules, and by what their versions can be told apart."""
+    files = [getattr(sys.modules[name], "__file__", None) for name in modules]
     return {file: stamp(file) for file in files if file and not is_installed(file)}
 
 

@@ -120,7 +120,7 @@ def main(item):
 
 def test_what_the_module_imports_is_imported_again_when_it_changed(hpctk: Hpctk) -> None:
     Path("other.py").write_text("VALUE = 1\n")
-    change = "\n        open('other.py', 'w').write('VALUE = 22')\n        os.kill("
+    change = "\n        open('other.py', 'w').write('VALUE = 22  ')\n        os.kill("
     main = DIES.replace("\n        os.kill(", change) + "    return other.VALUE\n"
     run = make(hpctk, main, 2, at_import="import other\n")
 
@@ -209,6 +209,18 @@ def test_each_executor_has_its_own_generators(hpctk: Hpctk, at_import: str, draw
     assert (ended.code, len(pids("imports")), NOTE in ended.err) == (0, 1, False)
     own, kept = zip(*(row["value"] for row in run.results()), strict=True)
     assert (len(set(own)), len(set(kept))) == (4, 1)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_workers_whose_threads_are_bound_do_not_share_an_import(hpctk: Hpctk) -> None:
+    run = make(hpctk, "def main(item):\n    time.sleep(0.2)\n", 4)
+
+    ended = hpctk(
+        *("work", "run", "--workers", 2, "--cpus-per-worker", 1), env={"OMP_PROC_BIND": "true"}
+    )
+
+    assert (ended.code, len(list(run.results()))) == (0, 4)
+    assert ended.err.count(f"{NOTE}: OMP_PROC_BIND binds threads") == 1
 
 
 def test_a_seed_of_torch_is_kept(hpctk: Hpctk) -> None:

@@ -87,7 +87,7 @@ def devices() -> list[str]:
 def kill_started(server: int) -> None:
     """Kill the processes that an import has started, and not the guards of executors.
 
-    A guard leads a process group and no session.
+    A guard leads a process group by setpgid(2), a daemon by setsid(2).
     """
     for child in processes.children_of(server):
         with suppress(ProcessLookupError):

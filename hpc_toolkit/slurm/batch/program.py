@@ -9,12 +9,12 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NoReturn
 
 from hpc_toolkit.errors import TRY_AGAIN
-from hpc_toolkit.slurm.allowlist import USERS
 from hpc_toolkit.slurm.batch.job import Job, JobError
+from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.client import PATIENCE_S, ask
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
@@ -32,11 +32,6 @@ _TASK = """{begin}hpctk_ended=0; trap hpctk_ended=1 TERM; trap {on_warning}
 {end}if [ "$hpctk_code" -eq 143 ]; then sleep 1; fi
 if [ "$hpctk_code$hpctk_ended" = 1431 ]; then hpctk_code=1; echo "cut short (SIGTERM)" >&2; fi
 exit "$hpctk_code"
-"""
-_LAST_LEAVES = f"""rmdir "$HPCTK_STAGED/{USERS}/$SLURM_LOCALID"
-if rmdir "$HPCTK_STAGED/{USERS}" 2>/dev/null; then
-  rm -rf "$HPCTK_STAGED"; rmdir "${{HPCTK_STAGED%/*}}" 2>/dev/null
-fi
 """
 _PORTS = range(20000, 32000)
 """Below the ports that kernels lend to outgoing connections."""
@@ -58,12 +53,8 @@ class ProgramRequest:
     working when the time limit is near."""
     bare: bool = False
     """Whether the program takes the place of its task's shell, and handles all signals itself."""
-    stage: tuple[str, ...] = ()
+    staging: Staging = NO_STAGING
     """What is copied to each node's own disk before the ranks start; the last rank removes it."""
-    stage_dir: str = ""
-    """Where to; "" for the job's directory on the node's disk."""
-    tasks: int = 1
-    """Tasks of a node, which all use its copies."""
     prepare: Callable[[Job, tuple[str, ...]], tuple[str, ...]] = lambda _, words: words
     """Called with ``words`` once the nodes have passed their checks; what it returns is run."""
     within_s: int = 60
@@ -95,7 +86,7 @@ class ProgramJob:
         words = request.container.inside(list(request.prepare(self._job, request.words)))
         task = _WORDS + 'exec "$@"\n'
         if not request.bare:
-            task = _task(alone=request.alone, staged=request.stage)
+            task = _task(alone=request.alone, staging=request.staging)
         return [*argv, "sh", "-c", task, "task", *protected(words)]
 
     def _check_nodes(self) -> None:
@@ -104,17 +95,11 @@ class ProgramJob:
         check = [python, "-Pm", "hpc_toolkit", "preflight", "--gpus", str(request.gpus)]
         if request.check_inside:
             inside = request.container.srun_options()
-            self._on_all_nodes("--time=10", *inside, words=request.container.inside(check))
-        else:
-            self._on_all_nodes("--time=10", words=check)
-
-    def _on_all_nodes(
-        self, *options: str, words: Sequence[str], failed: str = "a node failed the preflight"
-    ) -> None:
-        argv = self._batch.once_per_node(*options, within_s=self._request.within_s)
-        code = self._batch.call([*argv, *words])
+            check = [*inside, *request.container.inside(check)]
+        argv = self._batch.once_per_node("--time=10", within_s=request.within_s)
+        code = self._batch.call([*argv, *check])
         if code:
-            self._restarts.checks_failed(code, failed)
+            self._restarts.checks_failed(code, "a node failed the preflight")
 
     def _make_directory(self) -> None:
         if self._request.run_dir is None:
@@ -124,20 +109,10 @@ class ProgramJob:
             os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self._request.run_dir)
 
     def _stage(self) -> None:
-        request, environ = self._request, os.environ
-        if not request.stage:
-            return
-        disk = request.stage_dir or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # noqa: S108
-        place = f"{disk}/hpctk-{self._job.id}.{self._job.restarts}"
-        words = [sys.executable, "-Pm", "hpc_toolkit", "stage", place, "--users"]
-        words += [str(request.tasks), "--", *request.stage]
-        # Where ranks never start, nobody else removes the copies; ranks that start remove them.
-        remove = self._batch.once_per_node("--quiet", "--time=5")
-        self._batch.cleanup.insert(0, [*remove, "rm", "-rf", "--", place])
-        self._on_all_nodes(words=words, failed="a node could not stage its copies")
-        environ["HPCTK_STAGED"] = place
-        for number, path in enumerate(request.stage, 1):
-            environ[f"HPCTK_STAGED_{number}"] = PurePosixPath(path).name
+        staging, beside = self._request.staging, self._request.run_dir or "runs/job"
+        code = staging.copy(self._batch, beside, within_s=self._request.within_s)
+        if code and staging.paths:
+            self._restarts.checks_failed(code, "a node could not stage its copies")
 
     def _decide(self, code: int) -> NoReturn:
         if self._batch.ended and code == 1:
@@ -156,13 +131,8 @@ def protected(words: Sequence[str]) -> list[str]:
     return [f"={word}" for word in words]
 
 
-def _task(*, alone: bool, staged: Sequence[str]) -> str:
-    begin = end = ""
-    if staged:
-        begin = "HPCTK_STAGED=$HPCTK_STAGED/$SLURMD_NODENAME\n"
-        for number in range(1, len(staged) + 1):
-            begin += f"HPCTK_STAGED_{number}=$HPCTK_STAGED/$HPCTK_STAGED_{number}\n"
-        end = _LAST_LEAVES
+def _task(*, alone: bool, staging: Staging) -> str:
+    begin, end = staging.around()
     on_warning = ('""' if alone else ":") + f" {WARNING.name[3:]}"
     return _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)
 

@@ -111,6 +111,21 @@ def test_tasks_of_a_program_use_the_archive_that_is_there(site: Site, tmp_path: 
     assert list(disk.iterdir()) == []
 
 
+def test_a_warned_job_starts_again_with_new_copies(site: Site, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    site.init_held(4)
+    job = start(site, disk)
+    site.wait_for_held(2)
+
+    site.warn(job)
+    site.wait_for_text(job, "asking the ranks to finish")
+    site.release()
+
+    assert site.end_of(job) == ("COMPLETED", 0, 1), site.said(job)
+    assert site.said(job).count("staged the environment: ") == 4
+    assert list(disk.iterdir()) == []
+
+
 def test_a_cancelled_job_leaves_no_copy(site: Site, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     site.init_held(2)

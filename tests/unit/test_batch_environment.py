@@ -33,6 +33,7 @@ def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     os.utime(packages / "thing.py", (1_000_000_000, 1_000_000_000.5))
     subprocess.run([root / "bin/python", "-c", "import thing"], check=True)
     (packages / "alias").symlink_to("thing.py")
+    (packages / "same.py").hardlink_to(packages / "thing.py")
     script(root / "bin/tool", f"#!{root}/bin/python\nimport thing; print(thing.__file__)\n")
     script(root / "bin/env", f"#!/bin/sh\n'''exec' '{root}/bin/python' \"$0\"\n' '''\n")
     script(root / "bin/other", f"#!{root}-2/bin/python\n# /x{root}/bin\n")
@@ -82,6 +83,7 @@ def test_the_copy_is_an_environment_of_its_own(prefix: Path, archive: Path, plac
     assert answer(copy / "bin/python", "-Pc", shown) == f"{copy} {packages}/thing.py {cached}"
     assert copy.stat().st_mode & 0o777 == 0o700
     assert os.readlink(packages / "alias") == "thing.py"
+    assert (packages / "same.py").read_text() == THING
     assert os.readlink(copy / "bin/python") == os.readlink(prefix / "bin/python")
     assert (packages / "thing.py").stat().st_mtime == 1_000_000_000
     assert sorted(path.name for path in place.iterdir()) == [".environment", ".users"]
@@ -120,6 +122,24 @@ def test_an_archive_is_used_until_a_package_changes(prefix: Path, archive: Path)
 
     assert newer != archive
     assert sorted(archive.parent.iterdir()) == sorted([newer, other])
+
+
+def test_an_environment_of_conda_is_archived_without_its_downloads(
+    prefix: Path, tmp_path: Path
+) -> None:
+    (prefix / "pyvenv.cfg").unlink()
+    for name in ("conda-meta", "pkgs/cache", "envs/other", "share/pkgs"):
+        (prefix / name).mkdir(parents=True)
+    (prefix / "conda-meta/python-3.json").touch()
+
+    archive = archive_environment(prefix, tmp_path / "archives")
+
+    with tarfile.open(archive) as tar:
+        names = set(tar.getnames())
+    assert {"conda-meta/python-3.json", "share/pkgs", "bin/python"} <= names
+    assert names.isdisjoint({"pkgs", "pkgs/cache", "envs", "envs/other"})
+    (prefix / "conda-meta/new-1.json").touch()
+    assert archive_environment(prefix, tmp_path / "archives") != archive
 
 
 @pytest.mark.parametrize("change", ["update", "remove", "pth"])

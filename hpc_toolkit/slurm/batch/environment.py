@@ -142,7 +142,7 @@ def _check(copy: Path, python: Path) -> None:
     done = subprocess.run(
         [copy / python, "-Pc", _TRIAL], check=False, capture_output=True, text=True
     )
-    if done.returncode or Path(done.stdout.strip()) != copy:
+    if done.returncode or Path(done.stdout.strip()).resolve() != copy.resolve():
         raise StagingError(f"its interpreter does not work in {copy}: {done.stderr.strip()}")
 
 

@@ -4,8 +4,8 @@
 
 The server and two hosts that mount its export are kernels of their own (user-mode Linux). On the
 export is an environment with numpy and scipy, without their tests. One host archives it. The other
-one, each time with empty caches, imports scipy with 1 and with 4 processes at once: from the export,
-and from a copy in memory that it extracts first. nfsstat on the server counts requests.
+one, each time with empty caches, imports scipy with 1 and with 4 processes at once: from the
+export, and from a copy in memory that it extracts first. nfsstat on the server counts requests.
 
 Takes about five minutes. Needs root and the packages that ``.ci/system`` installs.
 """

@@ -2,10 +2,10 @@
 
     python benchmarks/bandit_bench.py [pulls] [races] [wall] [--table FILE] [--write]
 
-All three without a word. FILE is a table of recorded scores (docs/how-to/policies.md), by
+All three without a word. FILE is a table of recorded scores (see scoretable.py), by
 default what HPCTK_SCORES_CSV names; without either, made-up scores of the same shape. ``pulls``
 compares all policies on the table and on parts of it, half the arms and 24 tasks; ``races`` plays
-racing and halving on parts of half the arms, and on made-up tables; ``wall`` plays the same 60
+racing on parts of half the arms, and on made-up tables; ``wall`` plays the same 60
 pulls on one and on 32 GPUs. ``--write`` puts the tables into benchmarks/results.md; they hold no
 score of the table. Each row of ``pulls`` is shown on stderr as soon as it is known.
 
@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from arguments import number, parser
+from comparison import Plan, entrants, reached_at, searches, spread
+from replay import Asks, ScoreTable, score_table
 from resultsfile import facts, table, write_section
+from scoretable import read_score_table
 
 from hpc_toolkit.bandit.arms import ArmTable
-from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reached_at, searches, spread
-from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable, score_table
-from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:
     import argparse
 
-    from hpc_toolkit.bandit.bench.comparison import Entrant
-    from hpc_toolkit.bandit.bench.replay import Trace
+    from comparison import Entrant
+    from replay import Trace
 
 GOAL = 0.99
 SHARE = 0.05
@@ -167,7 +167,7 @@ def _cell(value: float | None) -> str:
 
 
 def races(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
-    """How often racing and halving find the best arm, and for what share of the GPU time."""
+    """How often racing finds the best arm, and for what share of the GPU time."""
     head = ["policy", "scores", "arms", "tasks", "best arm", "behind: mean", "most"]
     head += ["GPU time: median", "p90", f"above {SHARE:.0%}"]
     every = len(scores.tasks.names)
@@ -179,7 +179,7 @@ def races(scores: ScoreTable, options: argparse.Namespace) -> list[str]:
         ("made up", [score_table(seed) for seed in range(options.made_up)]),
     ]
     rows = []
-    for entrant in entrants("racing,halving"):
+    for entrant in entrants("racing"):
         for kind, tables in kinds:
             plans = [Plan(entrants=[], seeds=1, first=seed) for seed in range(len(tables))]
             games = zip(tables, plans, strict=True)

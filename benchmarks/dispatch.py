@@ -2,10 +2,10 @@
 
     python benchmarks/dispatch.py [--table FILE] [--policy gp-ucb] [--asks rounds:24] [--write]
 
-FILE is a table of recorded scores with durations (docs/how-to/policies.md), by default what
+FILE is a table of recorded scores with durations (see scoretable.py), by default what
 HPCTK_SCORES_CSV names; without either, made-up scores of the same shape. A policy is asked for
 the same arms as in a campaign; each of its rounds is one segment, cut and ordered as a campaign
-does it, and drained by 1 and by 32 simulated workers on a virtual clock. ``bandit bench`` says how
+does it, and drained by 1 and by 32 simulated workers on a virtual clock. ``replay.py`` says how
 long the same pulls would take if the longest evaluation always went first, and claims, polls and
 loading took nothing. ``--load`` is what loading a checkpoint takes, on top of recorded durations.
 
@@ -23,18 +23,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from arguments import number, parser
+from comparison import Entrant
+from replay import Asks, replay, score_table
 from resultsfile import facts, table, write_section
+from scoretable import read_score_table
 from simulation.cluster import simulate
 from simulation.scenario import Group, Scenario
-
-from hpc_toolkit.bandit.bench.comparison import Entrant
-from hpc_toolkit.bandit.bench.replay import Asks, replay, score_table
-from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
+    from replay import ScoreTable, Trace
 
 PULLS, GPUS = 60, 32
 

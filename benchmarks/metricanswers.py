@@ -58,21 +58,6 @@ def known_answers() -> Iterator[Answer]:
         loss,
         float(ours.infonce(eye, eye)),
     )
-    points = torch.tensor([[0.0], [1.0], [3.0], [7.0]])  # of ratios 3, 2, 1.5, 1.5
-    dimension = 3 / math.log(3 * 2 * 1.5 * 1.5)
-    yield (
-        "TwoNN",
-        "0, 1, 3, 7, none discarded",
-        "3 / log 13.5",
-        dimension,
-        float(ours.two_nn(points, discard=0)),
-    )
-    x = torch.from_numpy(draws.normal(size=(30, 5)))
-    turned = x @ torch.from_numpy(slow.rotation(1, 5)) * 3 + 1
-    yield "linear CKA", "turned, scaled, moved", "1", 1.0, float(ours.linear_cka(x, turned))
-    steps = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [0.0, 1.0], [0.0, -1.0]])
-    half = float(ours.linear_cka(steps[:, :1], steps[:, 1:]))
-    yield "linear CKA", "two columns, cosine^2 1/2", "1/2", 0.5, half
 
 
 def answer_rows() -> list[list[str]]:
@@ -109,10 +94,6 @@ def slow_pairs(seed: int) -> Iterator[tuple[str, float, float]]:
     for name in ("simclr", "cpc"):
         value = slow.infonce(views[:, 0], views[:, 1], 0.1, name)
         yield f"InfoNCE, {name}", float(ours.infonce(a, b, variant=name)), value
-    for method in ("mle", "linear"):
-        value = slow.two_nn(z, method, 0.1)
-        yield f"TwoNN, {method}", float(ours.two_nn(t, method=method)), value
-    yield "linear CKA", float(ours.linear_cka(t, b)), slow.linear_cka(z, views[:, 1])
 
 
 def oracle_pairs(seed: int) -> Iterator[tuple[str, str, float, float]]:
@@ -123,11 +104,10 @@ def oracle_pairs(seed: int) -> Iterator[tuple[str, str, float, float]]:
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
     from sklearn.linear_model import LinearRegression
     from sklearn.metrics import pairwise
-    from sklearn.preprocessing import KernelCenterer, normalize
+    from sklearn.preprocessing import normalize
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import skdim
 
     z = slow.random_rows(seed, 300, 110)
     t = torch.from_numpy(z)
@@ -164,20 +144,6 @@ def oracle_pairs(seed: int) -> Iterator[tuple[str, str, float, float]]:
     )
     value = float(torch.nn.functional.cross_entropy(u @ v.mT / 0.1, torch.arange(300)))
     yield "InfoNCE, cpc", "torch cross_entropy", float(ours.infonce(u, v, variant="cpc")), value
-    for method in ("mle", "linear"):
-        value = float(skdim.id.TwoNN(method=method).fit(z).dimension_)
-        yield f"TwoNN, {method}", "scikit-dimension", float(ours.two_nn(t, method=method)), value
-    k, m = (
-        KernelCenterer().fit_transform(pairwise.linear_kernel(z[:, part]))
-        for part in (slice(0, 50), slice(50, 100))
-    )
-    value = (k * m).sum() / math.sqrt((k * k).sum() * (m * m).sum())
-    yield (
-        "linear CKA",
-        "scikit-learn KernelCenterer",
-        float(ours.linear_cka(t[:, :50], t[:, 50:100])),
-        value,
-    )
 
 
 def agreement_rows(shapes: int) -> list[list[str]]:

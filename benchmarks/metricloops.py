@@ -133,22 +133,3 @@ def infonce(a: Tensor, b: Tensor) -> float:
     positive = (similar * same.clone().fill_diagonal_(0)).sum(1)
     negative = (similar * ~same).sum(1)
     return float(-(positive / (positive + negative)).log().mean())
-
-
-def two_nn(rows: Tensor) -> float:
-    """A row at a time, the ratios fitted as in the package."""
-    ratios = []
-    for i in range(len(rows)):
-        nearest = (rows - rows[i]).norm(dim=1).sort().values
-        ratios.append(math.log(nearest[2] / nearest[1]))
-    ratios.sort()
-    kept = int(0.9 * len(ratios))
-    return (kept - 1) / (sum(ratios[:kept]) + (len(ratios) - kept) * ratios[kept - 1])
-
-
-def linear_cka(x: Tensor, y: Tensor) -> float:
-    """With the centring matrix and the Grams of samples."""
-    n = len(x)
-    center = torch.eye(n, dtype=x.dtype) - 1 / n
-    k, m = (center @ (rows @ rows.T) @ center for rows in (x, y))
-    return float((k * m).sum() / ((k * k).sum().sqrt() * (m * m).sum().sqrt()))

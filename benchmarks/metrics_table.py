@@ -3,13 +3,13 @@
     python benchmarks/metrics_table.py [--prompts 128] [--shapes 200] [--rounds 3] [--write]
 
 Three tables. Inputs whose answer is known by calculation. The worst difference from slow float64
-loops over random shapes, and from scikit-learn, scikit-dimension, scipy and torch's own functions.
+loops over random shapes, and from scikit-learn, scipy and torch's own functions.
 And the processor time of a layer beside the same in Python loops, one layer at a time, as published
 code has it (benchmarks/metricloops.py), in turns, in one process of one thread: states of 7 layers
 of 48 tokens and, unless told otherwise, 384 features, those of a small sentence encoder, with 16
 views for LiDAR. Four metrics have no published loops; theirs follow the definition.
 
-Takes a minute. Needs scikit-learn and scikit-dimension.
+Takes a minute. Needs scikit-learn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from arguments import number, parser
 from metricanswers import agreement_rows, answer_rows
 from resultsfile import facts, table, write_section
 
-from hpc_toolkit.science import metrics as ours
 from hpc_toolkit.science.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -38,9 +37,9 @@ WIDE = (64, 1024)
 
 REMARK = """\
 Processor time is measured for this process only. A metric that needs one small matrix per layer
-(InfoNCE, TwoNN, CKA) gains nothing, because its loops are matrix products, too."""
+(InfoNCE) gains nothing, because its loops are matrix products, too."""
 
-BY_DEFINITION = {"anisotropy", "effective_rank", "two_nn", "linear_cka"}
+BY_DEFINITION = {"anisotropy", "effective_rank"}
 """Those whose loops are ours; they stay out of the sum."""
 
 
@@ -103,7 +102,7 @@ def ways(
         registered("anisotropy", tokens),
         lambda layer: loops.anisotropy(states[layer]),
     )
-    for name in ("dataset_entropy", "effective_rank", "rankme", "alpha_req", "two_nn"):
+    for name in ("dataset_entropy", "effective_rank", "rankme", "alpha_req"):
         yield name, registered(name, means), by_loops(name, means)
     yield "lidar", registered("lidar", views), lambda layer: loops.lidar(views[layer].movedim(0, 1))
     yield (
@@ -115,11 +114,6 @@ def ways(
         "infonce",
         registered("infonce", views),
         lambda layer: loops.infonce(views[layer, 0], views[layer, 1]),
-    )
-    yield (
-        "linear_cka",
-        lambda layer: float(ours.linear_cka(means[layer], means[-1])),
-        lambda layer: loops.linear_cka(means[layer], means[-1]),
     )
 
 

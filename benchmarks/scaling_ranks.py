@@ -104,7 +104,7 @@ def page(
     return [
         *table(head, rows),
         "",
-        f"{found['advice']}. {law(found['serial_share'])}",
+        f"{found['advice']}.",
         "",
         *(f"- {one}" for one in [*reasons, *found["notes"]]),
     ]
@@ -130,17 +130,6 @@ def cells(row: dict[str, Any], ours: list[float], plain: list[float]) -> list[st
 def spread(values: list[float], digits: str) -> str:
     ends = f"{min(values):{digits}} to {max(values):{digits}}"
     return f"{statistics.median(values):{digits}} ({ends})"
-
-
-def law(serial: dict[str, Any] | None) -> str:
-    """The fitted law with its interval, whatever it is worth."""
-    if serial is None or serial["low"] is None:
-        return "Amdahl's law: fitted to fewer than three world sizes, it says nothing."
-    interval = f"{serial['low']:.1%} to {serial['high']:.1%}"
-    return (
-        f"Amdahl's law: {serial['share']:.1%} serial (95 % interval {interval}; off by up to "
-        f"{serial['worst']:.1%})."
-    )
 
 
 if __name__ == "__main__":

@@ -34,17 +34,6 @@ REQUESTS = {
         env_from_secret=("HF_TOKEN=hub:token",),
         command=("examples/train_ddp.py", "--lr", "1e-3"),
     ),
-    "scaling.yaml": ManifestSpec(
-        kind="kubernetes-scaling",
-        image=IMAGE,
-        job_name="scaling",
-        namespace="research",
-        gpus_per_node=1,
-        node_selector=("nvidia.com/gpu.product=NVIDIA-L40S",),
-        toleration=("nvidia.com/gpu:NoSchedule",),
-        queue_name="gpus",
-        command=("--batch-size", "8", "--max-steps", "50"),
-    ),
 }
 
 

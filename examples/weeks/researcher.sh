@@ -33,8 +33,6 @@ END
 sed '/^\[tasks\]/a workload = "rehearsal:score"' pythia.toml >rehearsal.toml
 sed '$a exhaustive = true' rehearsal.toml >all.toml
 hpctk campaign run all.toml --run runs/all --workers 2 # first result
-# How many evaluations do other policies need? Replay them on these scores.
-hpctk bandit bench --table runs/all --policies random,gp-ucb --seeds 5
 
 # Wednesday. The real one. The run keeps the settings; look at the job before it is sent.
 hpctk init runs/pythia --campaign "$CAMPAIGN"

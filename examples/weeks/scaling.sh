@@ -27,20 +27,10 @@ hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" --dry-run 
 hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" --samples 1000000 \
     --price-per-gpu-hour 1.5 -- mytrain.py
 
-# Wednesday. Somebody else's numbers, from a table in a paper.
-cat >paper.csv <<'END'
-world_size,seconds
-1,480
-2,245
-4,128
-8,68
-END
-hpctk scaling analyze paper.csv --price-per-gpu-hour 3.06 --min-efficiency 0.85
-
-# Thursday. What the trainings of the paper cost: 60 of 8 hours each on GPUs at 2 per hour, due in a week.
+# Wednesday. What the trainings of a paper cost: 60 of 8 hours each on GPUs at 2 per hour, due in a week.
 hpctk plan --items 60 --item-time 8h --cluster killarney --nodes 1,2,4,8 --within 7d --price-per-gpu-hour 2
 
-# Friday. The same on a cluster, one job for each size; without a Slurm the week ends here.
+# Thursday. The same on a cluster, one job for each size; without a Slurm the week ends here.
 hpctk scaling run -o runs/cluster --world-sizes 1,2 --slurm --ranks-per-node 1 --model "$MODEL" \
     --seq-length "$TOKENS" --max-steps "$STEPS" --repeats "$REPEATS" --dry-run
 sinfo >/dev/null 2>&1 || exit 0

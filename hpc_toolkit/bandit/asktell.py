@@ -21,8 +21,8 @@ from hpc_toolkit.bandit.rewards import (
     rewards_of,
 )
 from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, RandomOrder, Rule, TaskResults
-from hpc_toolkit.bandit.rules.gp import EACH, GpEi, GpTs, GpUcb, OptunaTpe
-from hpc_toolkit.bandit.rules.racing import Halving, Racing
+from hpc_toolkit.bandit.rules.gp import EACH, GpEi, GpUcb, OptunaTpe
+from hpc_toolkit.bandit.rules.racing import Racing
 from hpc_toolkit.bandit.stopping import StopRules
 from hpc_toolkit.errors import ConfigError, near_miss
 
@@ -203,12 +203,10 @@ def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> li
     return asked[: bisect_left(range(len(asked)), True, key=stops_before)]
 
 
-RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (RandomOrder, GpUcb, GpEi, GpTs, OptunaTpe)
-}
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (RandomOrder, GpUcb, GpEi, OptunaTpe)}
 """Rules that evaluate an arm on all tasks at once; a new rule goes here or into ``TASK_RULES``."""
 
-TASK_RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Halving, Racing)}
+TASK_RULES: dict[str, type[Rule]] = {Racing.name: Racing}
 """Rules that request an arm's tasks in parts."""
 
 ONE_TASK = TaskSet(("task",))

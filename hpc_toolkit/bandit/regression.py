@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import Bools, Floats, Indices
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, first_best
+from hpc_toolkit.bandit.policy import Floats
+from hpc_toolkit.bandit.rule import first_best
 
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)
 """Values to add to the diagonal, tried in order until the Cholesky factor exists."""
@@ -23,12 +23,6 @@ NOISES = (1e-4, 1e-3, 1e-2)
 
 LIKELIHOOD_DECIMALS = 9
 """Log likelihoods that agree to this many decimals are a tie."""
-
-MOST_CANDIDATES = 600
-"""The most arms in a joint draw, whose cost is the cube of their number."""
-
-CANDIDATE_SDS = 3.0
-"""Of more arms, those with the highest mean plus this many standard deviations are drawn."""
 
 
 def matern52(left: Floats, right: Floats, length_scale: float) -> Floats:
@@ -84,11 +78,6 @@ class Posterior:
     def sd(self) -> Floats:
         """Standard deviations, shape (len(points),)."""
         return np.sqrt(self.variance)
-
-    def covariance(self, indices: Indices) -> Floats:
-        """Return shape (len(indices), len(indices)): the covariance among some of the points."""
-        points, rows = self._points[indices], self._rows[:, indices]
-        return np.asarray(matern52(points, points, self._hyper.length_scale) - rows.T @ rows)
 
     def believe(self, index: int) -> None:
         """Condition on observing ``points[index]`` at its own mean (the kriging believer).
@@ -173,25 +162,3 @@ def column_scales(x: Floats, y: Floats) -> Floats:
                 if found > best:
                     best, scales = found, tried
     return scales
-
-
-class Surfaces:
-    """Joint draws over the open arms, from the state of a posterior at construction.
-
-    Of more than 600 open arms, only the 600 with the highest bounds are drawn; the others are
-    unlikely to be the best of any surface. Construction takes at most 0.1 s, one draw 1 ms.
-    """
-
-    def __init__(self, posterior: Posterior, open_arms: Bools) -> None:
-        bounds = np.round(posterior.mean + CANDIDATE_SDS * posterior.sd, TIE_DECIMALS)
-        indices = np.flatnonzero(open_arms)
-        order = np.argsort(-bounds[indices], kind="stable")
-        self.arms: Indices = np.sort(indices[order[:MOST_CANDIDATES]])
-        """Ascending indices of the arms that are drawn."""
-        self._mean = posterior.mean[self.arms]
-        self._factor = cholesky(posterior.covariance(self.arms), 0.0)
-
-    def draw(self, generator: np.random.Generator) -> Floats:
-        """Return shape (len(arms),): one surface."""
-        normals = generator.standard_normal(len(self.arms))
-        return np.asarray(self._mean + self._factor @ normals)

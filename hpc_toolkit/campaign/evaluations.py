@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hpc_toolkit import bandit
-from hpc_toolkit.bandit.arms import columns_of
-from hpc_toolkit.bandit.bench.replay import ScoreTable
 from hpc_toolkit.bandit.rewards import Reward, rewards_of
 from hpc_toolkit.bandit.rule import TaskResults
-from hpc_toolkit.campaign.arms import TASK, arm_id
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, read_decisions
-from hpc_toolkit.campaign.known import known_rows, rows_of
+from hpc_toolkit.campaign.known import rows_of
 from hpc_toolkit.campaign.search import (
     CampaignSearch,
     as_decided,
@@ -27,17 +20,12 @@ from hpc_toolkit.campaign.search import (
     make_tasks,
     observe,
     policy_of,
-    score_of,
 )
-from hpc_toolkit.campaign.settings import TASKS, Campaign, settings_of
-from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.queue.listfiles import read_list
+from hpc_toolkit.campaign.settings import TASKS, Campaign
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
-from hpc_toolkit.results.tables import INHERITED, OWN, Row, check_rows
-from hpc_toolkit.rundir.layout import RunPaths, read_manifest
+from hpc_toolkit.results.tables import Row, check_rows
 from hpc_toolkit.system.quantities import HOUR_S, format_duration
-from hpc_toolkit.system.terminal import note
 
 Rows = dict[str, dict[str, "Row"]]
 """Finished rows of the tasks stage by arm and task."""
@@ -216,72 +204,4 @@ def searched_of(view: RunView, campaign: Campaign) -> Searched:
         rows=rows,
         done=done,
         best=judge.best(),
-    )
-
-
-def scores_of_run(path: Path) -> ScoreTable:
-    """The scores of a campaign's run, with its own features. Raises ConfigError, RunError."""
-    manifest = read_manifest(path)
-    view = RunView(RunPaths(path), manifest)
-    found = searched_of(view, settings_of(view.paths, manifest))
-    return _score_table(path, found.arms, found.campaign.tasks.names, found.rows)
-
-
-def scores_of_table(path: Path) -> ScoreTable:
-    """The scores of a table of 'hpctk gather'; features are taken from the keys of the arms."""
-    not_keys = {*OWN, INHERITED}
-    columns = list(read_list(path)[0])
-    own = [k for k in columns if k not in not_keys and not k.startswith(("value.", "hpctk."))]
-    rows, arms = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
-    tasks = dict[str, None]()
-    for row in known_rows([str(path)], TASKS, own):
-        keys = {key: one for key, one in row["item"].items() if key != TASK}
-        name, task = arm_id(keys), row["item"].get(TASK)
-        arms[name], tasks[str(task)] = keys, None
-        if score_of(row) is not None and task is not None:
-            rows.setdefault(name, {}).setdefault(task, row)
-    described = columns_of(list(map(_described, arms.values())), {})
-    found = [numbers for column in described for numbers in column.numbers]
-    values = list(zip(*(column.values for column in found), strict=True)) or [()] * len(arms)
-    table = bandit.ArmTable(
-        tuple(
-            bandit.Arm(id=name, group=name, features=numbers, keys=keys)
-            for (name, keys), numbers in zip(arms.items(), values, strict=True)
-        ),
-        tuple(column.name for column in found),
-    )
-    return _score_table(path, table, tuple(tasks), rows)
-
-
-def _described(keys: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's model and the logarithm of its step in place of its name."""
-    match = _STEP.match(str(keys.get("checkpoint", "")))
-    if match is None:
-        return keys
-    rest = {key: one for key, one in keys.items() if key != "checkpoint"}
-    return {"model": match[1], "log1p_step": math.log1p(int(match[2])), **rest}
-
-
-def _score_table(path: Path, arms: bandit.ArmTable, tasks: Sequence[str], rows: Rows) -> ScoreTable:
-    """The arms that have a score on every task."""
-    told = {arm: observe(arm, list(some.values())) for arm, some in rows.items()}
-    kept = [a for a in arms.arms if a.id in told and told[a.id].scores.keys() >= set(tasks)]
-    if len(kept) < 2:
-        message = f"{path}: {len(kept)} of {len(arms.arms)} arms have a score on every task"
-        raise ConfigError(message, hint="set exhaustive = true in [search], and run it to its end")
-    if len(kept) < len(arms.arms):
-        left_out = f"{path}: {len(arms.arms) - len(kept)} of {len(arms.arms)} arms are left out"
-        note(f"{left_out}: they lack the score of a task", "warning")
-
-    def matrix(of: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        given = (getattr(told[arm.id], of) for arm in kept)
-        return np.array([[numbers.get(task, np.nan) for task in tasks] for numbers in given])
-
-    stderrs = matrix("stderrs")
-    return ScoreTable(
-        arms=bandit.ArmTable(tuple(kept), arms.feature_names),
-        tasks=bandit.TaskSet(tuple(tasks)),
-        scores=matrix("scores"),
-        seconds=matrix("seconds"),
-        stderrs=None if np.isnan(stderrs).any() else stderrs,
     )

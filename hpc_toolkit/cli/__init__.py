@@ -37,7 +37,7 @@ COMMANDS = {
     "gathering": ("gather", "snapshot", "export"),
     "reading": ("explain", "logs", "add", "seal", "retry", "drain", "events"),
     "campaigns": ("report", "campaign"),
-    "search": ("bandit", "study"),
+    "search": ("study",),
     "launch": ("launch",),
     "scaling": ("scaling",),
     "submit": ("submit", "cancel"),

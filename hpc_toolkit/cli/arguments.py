@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,14 +103,6 @@ def show(record: object, lines: Iterable[str], *, as_json: bool) -> None:
     print("".join(f"{text}\n" for text in texts), end="", flush=True)
 
 
-def outputs(given: Iterable[str], known: Collection[str]) -> list[Path]:
-    """The files that ``--out`` names, each checked by :func:`check_out`."""
-    paths = [Path(text) for text in given]
-    for path in paths:
-        check_out(path, known)
-    return paths
-
-
 def check_out(path: Path, known: Collection[str]) -> None:
     """Refuse before the work a file that could not be written after it."""
     if path.suffix not in known:
@@ -134,12 +126,6 @@ def writing(path: str | Path) -> Iterator[None]:
         message = f"cannot write {path}: {error.strerror}"
         hint = "fix that, or name another file; nothing else is lost"
         raise RunError(message, hint=hint, exit_code=exit_code_of(error)) from error
-
-
-def write_outputs(paths: Iterable[Path], forms: Mapping[str, Callable[[], str]]) -> None:
-    """Write each file in the form of its suffix."""
-    for path in paths:
-        write_out(path, forms[path.suffix]())
 
 
 def write_out(path: Path, text: str) -> None:

@@ -78,7 +78,6 @@ def register(app: Commands) -> None:
     batch.add(work, {"Options": (*_WORK, *_STAGING, *_JOB, *_RANKS)})
     batch.add(command, {"Options": (*_STEP, *_STAGING, *_JOB, *_RANKS)})
     batch.add(train, {"Options": (*_TRAINING, *_STAGING, *_JOB, *_RANKS)})
-    batch.add(ray, {"Options": _JOB})
     app.add_command(batch)
     for one in (preflight, stage):
         app.add(one, panel=SCRIPTS, hidden=True)
@@ -170,20 +169,6 @@ def train(
         staging=_staging(given),
         srun=given["srun"],
     )
-
-
-def ray(*, script: Script, program: Words, **given: Any) -> None:
-    """Start Ray on the nodes of this job and run a driver program.
-
-    Requeues the job when the driver exits with 75.
-
-    Examples:
-        hpctk batch ray "$0" -- python driver.py
-    """
-    from hpc_toolkit.slurm.batch.program import ray_words
-
-    srun = ("--ntasks-per-node=1",)
-    _run_program(script, given, words=tuple(program), srun=srun, bare=True, prepare=ray_words)
 
 
 def _run_program(script: Path, given: dict[str, Any], **request: Any) -> NoReturn:

@@ -13,13 +13,12 @@ from hpc_toolkit.cli.arguments import (
     JsonOption,
     RunArgument,
     argument,
+    check_out,
     open_run,
-    outputs,
     show,
     switch,
     value,
     write_out,
-    write_outputs,
 )
 from hpc_toolkit.cli.help import LIST, SEARCH, Commands
 from hpc_toolkit.cli.hooks import at_end, exit_code
@@ -289,15 +288,8 @@ def report(
     run: RunArgument = None,
     *,
     out: Annotated[
-        list[str] | None,
-        value(
-            "FILE",
-            "Write .html, .md or -; may be repeated. [default: RUN/report.html]",
-            "--out",
-            "-o",
-        ),
+        str | None, value("FILE.html", "[default: RUN/report.html]", "--out", "-o")
     ] = None,
-    text: Annotated[bool, switch("--text", "Print Markdown instead, as -o - does.")] = False,
 ) -> None:
     """Write a report of a run to one file, and print its path.
 
@@ -306,25 +298,13 @@ def report(
 
     Examples:
         hpctk report runs/eval
-        hpctk report runs/eval -o eval.md
-        hpctk report runs/eval --text | less
+        hpctk report runs/eval -o eval.html
     """
     found = open_run(run)
-    given = out or (["-"] if text else [str(found.paths.report)])
-    paths = outputs((one for one in given if one != "-"), (".html", ".md"))
-    for path in paths if text else ():
-        if path.suffix != ".md":
-            message = f"--text: {path} would be Markdown with another suffix"
-            raise ConfigError(message, hint="name a file that ends in .md, or leave out --text")
-    as_markdown = partial(report_of, found, markdown=True)
-    write_outputs(paths, {".html": partial(report_of, found), ".md": as_markdown})
-    if "-" in given:
-        sys.stdout.flush()
-        # Whatever the locale, the report is UTF-8.
-        sys.stdout.buffer.write(as_markdown().encode())
-        return
-    for path in paths:
-        print(path)
+    path = Path(out) if out is not None else found.paths.report
+    check_out(path, (".html",))
+    write_out(path, report_of(found))
+    print(path)
 
 
 def write_at_end(run: Run) -> list[str]:

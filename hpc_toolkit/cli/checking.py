@@ -89,7 +89,9 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
     from hpc_toolkit.planning.plan import make_plan
     from hpc_toolkit.submit.reporting import used_by
 
-    out, as_json = arguments.outputs(given["out"], (".json",)), bool(given["json"])
+    out, as_json = list(map(Path, given["out"])), bool(given["json"])
+    for path in out:
+        arguments.check_out(path, (".json",))
     if given["items"] is None:
         arguments.refuse_given(
             click.get_current_context().params.keys() - {"groups"}, "needs --items"
@@ -177,7 +179,8 @@ def _show(found: Plan, out: list[Path], used: Efficiency | None, *, as_json: boo
         record["efficiency"] = asdict(used)
         lines += [f"used so far: {used.line()}"]
     arguments.show(record, lines, as_json=as_json)
-    arguments.write_outputs(out, {".json": lambda: json.dumps(record, allow_nan=False) + "\n"})
+    for path in out:
+        arguments.write_out(path, json.dumps(record, allow_nan=False) + "\n")
 
 
 _WIDTH = 100

@@ -25,7 +25,6 @@ from hpc_toolkit.cli.arguments import (
     writing,
 )
 from hpc_toolkit.cli.help import LIST, Commands
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.trust import check_trust
 from hpc_toolkit.system.options import Option, Panels, flag, many
 from hpc_toolkit.system.quantities import counted
@@ -36,11 +35,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.results.verification import Problem
     from hpc_toolkit.run import Run
-    from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.rundir.valuefiles import Values
 
 _SHOWN = 20
-TOLERANCE = 1e-9
 
 
 OUT = many("out", ".jsonl, .json, .csv, .npz or .parquet; - is stdout", "FILE")._replace(short="-o")
@@ -56,10 +53,7 @@ PANELS: Panels = {
     "With --check": (
         many("range", "Require a number in this range, e.g. mean=-1:1", "KEY=LEAST:MOST"),
         many("unique", "Require that no two rows have the same value of KEY", "KEY"),
-        Option("recompute", "Recompute N random results and compare.", "N", default=0, least=0),
         Option("items", "Items that a results file must have.", "FILE.jsonl"),
-        Option("tolerance", "Of --recompute.", "NUMBER", default=TOLERANCE, least=0, hidden=True),
-        many("ignore", "Key that --recompute ignores, e.g. a time", "KEY")._replace(hidden=True),
     ),
 }
 
@@ -176,30 +170,16 @@ def _write_trace(run: Run, outs: Sequence[str], stage: str | None, *, as_json: b
 
 def check_results(results: str | None, given: dict[str, Any]) -> None:
     """Print the problems of results; exit with 1 if there are any."""
-    from hpc_toolkit.results.verification import Range, recompute, verify
+    from hpc_toolkit.results.verification import Range, verify
 
-    count, tolerance, ignore = (given[n] for n in ("recompute", "tolerance", "ignore"))
-    if not count and (ignore or tolerance != TOLERANCE):
-        message = "--tolerance and --ignore are for --recompute"
-        raise ConfigError(message, hint="add --recompute 5, or leave them out")
     ranges = tuple(map(Range.parse, given["range"]))
-    rows, known, stage = _read(results)
+    rows, known, command = _read(results)
     if given["items"] is not None:
         from hpc_toolkit.cli.lists import make_items
 
-        command = stage.workload.command if stage is not None else None
         known = list(make_items({"items": given["items"]}, command))
     problems = verify(rows, known, ranges=ranges, unique=tuple(given["unique"]))
-    again = 0
-    if count:
-        if stage is None:
-            message = f"--recompute: {results} does not record which code produced the results"
-            raise ConfigError(message, hint="check the run itself, or a snapshot of it")
-        with _stdout_on_stderr():
-            how = {"tolerance": tolerance, "ignore": tuple(ignore)}
-            again, more = recompute(stage, rows, count=count, **how)
-        problems += more
-    _show(len(rows), known, problems, again, as_json=bool(given["json"]))
+    _show(len(rows), known, problems, as_json=bool(given["json"]))
     if problems:
         sys.exit(1)
 
@@ -218,9 +198,9 @@ def _stdout_on_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | None]:
+def _read(given: str | None) -> tuple[list[Row], list[Item] | None, str | None]:
+    """The rows, the items and the command of a run, a snapshot or a file; None if unknown."""
     from hpc_toolkit.results.snapshots import read_rows, read_snapshot
-    from hpc_toolkit.worker.code import executed
 
     path = Path(given) if given is not None else None
     if path is not None and path.suffix and not path.is_dir():
@@ -234,28 +214,22 @@ def _read(given: str | None) -> tuple[list[Row], list[Item] | None, StageSpec | 
         run = open_run(given)
         check_trust(run.root)
         taken = run.snapshot()
-        if run.manifest.provenance.get("copied"):
-            stage = executed(run.paths, run.manifest)[taken.manifest.stages[0].name]
-            return taken.rows, taken.items, stage
-    return taken.rows, taken.items, taken.manifest.stages[0]
+    return taken.rows, taken.items, taken.manifest.stages[0].workload.command
 
 
-def _show(
-    rows: int, items: list[Item] | None, problems: list[Problem], again: int, *, as_json: bool
-) -> None:
+def _show(rows: int, items: list[Item] | None, problems: list[Problem], *, as_json: bool) -> None:
     counts = Counter(problem.kind for problem in problems)
     total = len(items) if items is not None else None
     record = {
         "complete": not problems,
         "rows": rows,
         "items": total,
-        "recomputed": again,
         "counts": counts,
         "problems": [{"kind": one.kind, "what": one.what, "item": one.item} for one in problems],
     }
     found = counted(rows, "row") + (f" of {counted(total, 'item')}" if total is not None else "")
     what = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "complete"
-    lines = [f"{found}, {again} computed again: {what}"]
+    lines = [f"{found}: {what}"]
     for one in problems[:_SHOWN]:
         what = f": {one.what}" if one.what else ""
         lines.append(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}")

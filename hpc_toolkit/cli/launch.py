@@ -140,7 +140,7 @@ def launch(
     from hpc_toolkit.training.progress import summary
 
     paths = RunPaths(request.run_dir or Path())
-    with monitored(paths, RankInfo.from_environ(), None, wanted=monitor):
+    with monitored(paths, RankInfo.from_environ(), wanted=monitor):
         outcome = launcher.launch(request, replace=True)
     if outcome.error is not None:
         if sys.stdout is not None:  # closed by the caller: >&-

@@ -143,7 +143,7 @@ def _work_here(run: Run, workers: int | None) -> None:
 
     executed(run.paths, run.manifest)
     count = workers if workers is not None else Shares().workers_on(len(visible_gpus()))
-    if code := with_progress(run, lambda on_tick: run.work(count, on_tick=on_tick)):
+    if code := with_progress(run, lambda: run.work(count)):
         message = f"items are left in {run.root}"
         raise RunError(message, hint="the same command continues", exit_code=code)
 

@@ -1,4 +1,4 @@
-"""``hpctk scaling run`` on this machine, alone or among several hosts, and its Slurm jobs."""
+"""``hpctk scaling run`` on this machine, and its Slurm jobs."""
 
 from __future__ import annotations
 
@@ -17,27 +17,18 @@ from hpc_toolkit.cli.arguments import refuse_given
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.render.spec import option
-from hpc_toolkit.system.options import Option
-from hpc_toolkit.system.quantities import format_duration, parse_duration
+from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import note, printable_lines
 from hpc_toolkit.training.scaling.settings import OPTIONS, cases
 
 if TYPE_CHECKING:
-    from hpc_toolkit.training.scaling.launches import Host, Job, ScalingRun
-
-HOSTS = (
-    Option("node_rank", "Number of this host. [default: no other hosts]", "N", least=0),
-    Option("master_addr", "Address of host 0.", "HOST"),
-    Option("master_port", "First port of host 0. [default: 29500]", "N", least=1),
-    Option("start_timeout", "Time to wait for all hosts. [default: 10m]", "DURATION"),
-)
-"""Options for several hosts without Slurm, each of which runs the same command."""
+    from hpc_toolkit.training.scaling.launches import Job, ScalingRun
 
 
 def refuse_built_in(table: dict[str, Any], *, slurm: bool) -> None:
     """Refuse options of the built-in training where a user's own is measured."""
     names = {one.name or "" for one in click.get_current_context().command.params}
-    foreign = {one.name.partition("/")[0] for one in (*OPTIONS, *HOSTS)} | {"vary"}
+    foreign = {one.name.partition("/")[0] for one in OPTIONS} | {"vary"}
     of_here = {"program", "out", "world_sizes", "backend", "cluster", "resume", "dry_run", *table}
     allowed = names - foreign if slurm else {*of_here, "threads"}
     refuse_given({*allowed, "repeats"}, "is for the built-in training")
@@ -88,67 +79,33 @@ def own_here(
     _finish(out, table, cluster)
 
 
-def _host(given: dict[str, Any]) -> Host | None:
-    """Take the options of several hosts out of ``given``; None if this machine measures alone."""
-    from hpc_toolkit.training.scaling.launches import Host
+def here(run: ScalingRun, given: dict[str, Any], table: dict[str, Any], *, dry_run: bool) -> None:
+    """Measure with ranks on this machine."""
+    from hpc_toolkit.training.scaling.launches import launch_program, prepare
 
-    values = {one.name: given.pop(one.name, None) for one in HOSTS}
-    asked = [name for name, value in values.items() if value is not None]
-    if not asked:
-        return None
-    for name in ("node_rank", "master_addr"):
-        if values[name] is None:
-            message = f"{option(asked[0])}: {option(name)} is missing"
-            raise ConfigError(message, hint="run the same command on each host, with both options")
-    timeout = values["start_timeout"] or "10m"
-    return Host(
-        number=values["node_rank"],
-        address=values["master_addr"],
-        port=values["master_port"] or 29500,
-        ranks=given.pop("ranks_per_node", None) or 1,
-        start_timeout_s=parse_duration(timeout, where="--start-timeout"),
-    )
-
-
-def here(
-    run: ScalingRun,
-    given: dict[str, Any],
-    table: dict[str, Any],
-    *,
-    dry_run: bool,
-    show_records: bool,
-) -> None:
-    """Measure with ranks on this machine, or with this host's ranks among those of several."""
-    from hpc_toolkit.training.scaling.launches import launch_program, launches_of, prepare
-    from hpc_toolkit.training.scaling.records import DIRECTORY, read_text
-
-    backend, cluster, host = given.pop("backend", None), given.pop("cluster", None), _host(given)
+    backend, cluster = given.pop("backend", None), given.pop("cluster", None)
     for name in given:
         raise ConfigError(f"{option(name)} is for jobs", hint="add --slurm, or leave it out")
-    if host is None and not run.settings.threads:
+    if not run.settings.threads:
         # Otherwise one rank would compute with all CPUs of this machine and two with half of them
         # each, which does not measure scaling.
         threads = max(1, len(os.sched_getaffinity(0)) // max(run.world_sizes))
         run = replace(run, settings=replace(run.settings, threads=threads))
-    launches = list(launches_of(run.world_sizes, host))
     if dry_run:
         times = run.settings.repeats * len(cases(run.settings, run.variations))
-        for size, _ in launches:
+        for size in run.world_sizes:
             print(f"world size {size}: {times} times {shlex.join(run.words())}")
         return
     _check_cluster(cluster)
     prepare(run.directory)
-    main = host is None or not host.number
-    for size, options in launches:
+    for size in run.world_sizes:
         began = time.monotonic()
-        code = launch_program(run.program(), options, run.directory, backend=backend)
+        ranks = {"nproc_per_node": size}
+        code = launch_program(run.program(), ranks, run.directory, backend=backend)
         if code:
             sys.exit(code)
         print(f"world size {size}: {format_duration(time.monotonic() - began)}", file=sys.stderr)
-        if main and show_records:
-            print(read_text(run.directory / DIRECTORY / f"world-{size}.jsonl"), end="", flush=True)
-    if main:
-        _finish(run.directory, table, cluster, kept=not show_records)
+    _finish(run.directory, table, cluster)
 
 
 def _check_cluster(name: str | None) -> None:
@@ -159,13 +116,10 @@ def _check_cluster(name: str | None) -> None:
         load_cluster(name)
 
 
-def _finish(
-    directory: Path, table: dict[str, Any], cluster: str | None, *, kept: bool = True
-) -> None:
+def _finish(directory: Path, table: dict[str, Any], cluster: str | None) -> None:
     """Print the table of a run that has ended, and where its measurements are."""
-    if kept:
-        where = shlex.quote(os.path.relpath(directory))
-        note(f"'hpctk scaling analyze {where}' prints this table again")
+    where = shlex.quote(os.path.relpath(directory))
+    note(f"'hpctk scaling analyze {where}' prints this table again")
     show_analysis([directory], table, cluster)
 
 

@@ -25,7 +25,6 @@ from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.slurm.render.spec import QUEUES, ScriptSpec, option
 from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.system.options import Option, Panels, flag, many, only_given
-from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -59,8 +58,8 @@ def render(template: str | None, **given: Any) -> None:
 
     Options are named after sbatch's. --output is the log of the job; -o is the script that this
     command writes [default: slurm/JOB-NAME.sbatch]. Use --sbatch for other options of sbatch.
-    The templates kubernetes-queue, kubernetes-ddp and kubernetes-scaling write manifests; for their
-    options, run e.g. 'hpctk render kubernetes-queue --help'.
+    The templates kubernetes-queue and kubernetes-ddp write manifests; for their options, run e.g.
+    'hpctk render kubernetes-queue --help'.
 
     Examples:
         sbatch "$(hpctk render --nodes 8 --gpus-per-node 4 --time 4:00:00)" runs/eval
@@ -198,7 +197,6 @@ MANIFEST_PANELS: Panels = {
     "Resources": (
         Option("image", "Image of the pods, with hpctk installed. Required.", "IMAGE"),
         Option("nodes", "Number of pods. [default: 1]", "N"),
-        Option("node_counts", "Numbers of pods to compare. [default: 1,2,4]", "N,N"),
         Option("gpus_per_node", "GPUs of each pod. [default: 0]", "N"),
         Option("gpu_resource", "Resource name of a GPU. [default: nvidia.com/gpu]", "NAME"),
         Option("cpus", "CPUs of each pod, as request and limit.", "N"),
@@ -249,14 +247,6 @@ TEMPLATES = {
     Examples:
         hpctk render kubernetes-ddp --image IMAGE --nodes 2 --gpus-per-node 4 -- train.py
     """,
-    "kubernetes-scaling": """Write a Job that measures a training on several numbers of pods.
-
-    The log of its first pod ends with the table of 'hpctk scaling run'. The words after -- are
-    options of that command.
-
-    Examples:
-        hpctk render kubernetes-scaling --image IMAGE --node-counts 1,2,4 --gpus-per-node 4
-    """,
 }
 
 
@@ -283,7 +273,7 @@ def manifest_command(kind: Kind) -> HelpCommand:
         panel: tuple(one for one in group if kind in ONLY_OF.get(one.name, KINDS))
         for panel, group in MANIFEST_PANELS.items()
     }
-    words = argument("[-- SCRIPT ARGS...]", "Training script, or options of 'scaling run'.")
+    words = argument("[-- SCRIPT ARGS...]", "Training script.")
     arguments = {"command": Annotated[list[str] | None, words]}
     return HelpCommand(
         kind,
@@ -299,9 +289,6 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
     values = only_given(given)
     if "env" in values:
         values["env"] = tuple(map(read_variable, values["env"]))
-    if "node_counts" in values:
-        counts = parse_counts(values["node_counts"], "--node-counts", most=100_000)
-        values["node_counts"] = counts
     if "image" not in values:
         msg = "--image: a manifest needs the image of its pods"
         raise ConfigError(msg, hint="such as --image registry.org/group/name:1.2")

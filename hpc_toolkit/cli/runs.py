@@ -263,17 +263,12 @@ def pythia(
         parse_sizes,
         parse_steps,
         pythia_items,
-        suspects,
     )
 
     chosen_sizes, chosen_steps = parse_sizes(sizes), parse_steps(steps)
     name = checkpoint or HUB
     items = pythia_items(chosen_sizes, chosen_steps, layers, deduped=deduped, checkpoint=name)
     sys.stdout.writelines(f"{json.dumps(item)}\n" for item in items)
-    sys.stdout.flush()  # warnings follow the items also where both go to one pipe
-    if not deduped:
-        for line in suspects(chosen_sizes, chosen_steps):
-            note(line, "warning")
 
 
 def fetch(

@@ -1,28 +1,21 @@
-"""``hpctk scaling``: measure a training or collectives, and show what scaling costs."""
+"""``hpctk scaling``: measure a training, and show what scaling costs."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from hpc_toolkit.cli import measuring, scriptoptions
-from hpc_toolkit.cli.arguments import argument, complete_cluster, refuse_given, value
+from hpc_toolkit.cli.arguments import argument, complete_cluster, value
 from hpc_toolkit.cli.help import TRAIN, Commands
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.render.spec import option
 from hpc_toolkit.system.options import Option, Panels, by_name, flag, many, only_given
 from hpc_toolkit.system.quantities import parse_counts
 from hpc_toolkit.training.scaling.settings import (
-    DEFAULT_SIZES,
     OPTIONS,
     Settings,
     Variation,
@@ -54,7 +47,6 @@ PANELS: Panels = {
         Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
         flag("slurm", "Submit a job for each world size, with the options below."),
         Option("ranks_per_node", "Ranks of a node. [default: one per GPU, else 1]", "N", least=1),
-        *(one._replace(hidden=True) for one in measuring.HOSTS),
         flag("resume", "Measure only what is missing in DIR."),
         flag("force", "Submit even if DIR has jobs already, with --slurm.", hidden=True),
         flag("dry_run", "Show what would be measured."),
@@ -85,7 +77,6 @@ def register(app: Commands) -> None:
     )
     group.add(run, PANELS, cls=ScriptCommand)
     group.add(analyze, {"Options": _ANALYSIS})
-    group.add(collectives, {"Options": _COLLECTIVES})
     app.add_command(group)
 
 
@@ -94,9 +85,7 @@ def run(
     program: Annotated[
         list[str] | None, argument("[-- SCRIPT ARGS...]", "Your own training.")
     ] = None,
-    out: Annotated[
-        Path, value("DIR", "Directory for records and logs; - prints records.", "--out", "-o")
-    ],
+    out: Annotated[Path, value("DIR", "Directory for records and logs.", "--out", "-o")],
     world_sizes: Annotated[str, value("N,N", "Numbers of ranks.")] = "1,2,4",
     **given: Any,
 ) -> None:
@@ -121,57 +110,41 @@ def run(
         message = f"{option(name)} is for a table, which jobs have not measured yet"
         hint = "give it to 'hpctk scaling analyze DIR' when they have ended; here leave it out"
         raise ConfigError(message, hint=hint)
-    with _directory(out, slurm=slurm) as directory:
-        built_in = {name: given.pop(name) for name in by_name({"": OPTIONS})}
-        records = read_records(directory)
-        missing: list[tuple[int, int]] = []
-        wanted: ScalingRun | None = None
-        if program:
-            measuring.refuse_built_in(table, slurm=slurm)
-            missing = measuring.unmeasured(directory, program, sizes, built_in["repeats"], records)
-        else:
-            cost = sample_cost_ms(built_in.pop("sample_cost"))
-            wanted = ScalingRun(
-                directory=directory,
-                world_sizes=sizes,
-                settings=Settings(sample_cost_ms=cost, **built_in),
-                variations=tuple(map(Variation.parse, given.pop("vary") or ())),
-            )
-            wanted.check()
-        if records and not resume:
-            message = f"{directory} already contains measurements"
-            hint = "--resume measures what is missing; or name another DIR"
-            raise ConfigError(message, hint=hint)
-        given = only_given(given)
-        if slurm:
-            force, cluster = given.pop("force", False), cluster_name(given.get("cluster"))
-            jobs = own_jobs(directory, program or (), missing, cluster=cluster)
-            if wanted is not None:
-                words = tuple(replace(wanted, cluster=cluster).program())
-                jobs = [Job(size, str(size), words) for size in sizes]
-            measuring.submit(directory, jobs, given, dry_run=dry_run, force=force)
-        elif wanted is not None:
-            measuring.here(wanted, given, table, dry_run=dry_run, show_records=str(out) == "-")
-        else:
-            threads = built_in["threads"] or len(os.sched_getaffinity(0)) // max(sizes)
-            os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
-            measuring.own_here(directory, program or [], missing, given, table, dry_run=dry_run)
-
-
-@contextmanager
-def _directory(out: Path, *, slurm: bool) -> Iterator[Path]:
-    """Yield the directory of the measurements; for ``-`` a temporary one of this host."""
-    if str(out) != "-":
-        yield out.absolute()
-        return
+    directory = out.absolute()
+    built_in = {name: given.pop(name) for name in by_name({"": OPTIONS})}
+    records = read_records(directory)
+    missing: list[tuple[int, int]] = []
+    wanted: ScalingRun | None = None
+    if program:
+        measuring.refuse_built_in(table, slurm=slurm)
+        missing = measuring.unmeasured(directory, program, sizes, built_in["repeats"], records)
+    else:
+        cost = sample_cost_ms(built_in.pop("sample_cost"))
+        wanted = ScalingRun(
+            directory=directory,
+            world_sizes=sizes,
+            settings=Settings(sample_cost_ms=cost, **built_in),
+            variations=tuple(map(Variation.parse, given.pop("vary") or ())),
+        )
+        wanted.check()
+    if records and not resume:
+        message = f"{directory} already contains measurements"
+        hint = "--resume measures what is missing; or name another DIR"
+        raise ConfigError(message, hint=hint)
+    given = only_given(given)
     if slurm:
-        message = "-o -: jobs need a directory for their records"
-        raise ConfigError(message, hint="name a directory that all nodes can write to")
-    directory = Path(tempfile.mkdtemp(prefix="hpctk-scaling-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        force, cluster = given.pop("force", False), cluster_name(given.get("cluster"))
+        jobs = own_jobs(directory, program or (), missing, cluster=cluster)
+        if wanted is not None:
+            words = tuple(replace(wanted, cluster=cluster).program())
+            jobs = [Job(size, str(size), words) for size in sizes]
+        measuring.submit(directory, jobs, given, dry_run=dry_run, force=force)
+    elif wanted is not None:
+        measuring.here(wanted, given, table, dry_run=dry_run)
+    else:
+        threads = built_in["threads"] or len(os.sched_getaffinity(0)) // max(sizes)
+        os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+        measuring.own_here(directory, program or [], missing, given, table, dry_run=dry_run)
 
 
 def analyze(
@@ -180,14 +153,14 @@ def analyze(
         list[Path],
         argument(
             "SOURCE...",
-            "Directory of 'scaling run' or of logs, .json, .csv, .jsonl or .log file; - is stdin.",
+            "Directory of 'scaling run' or of logs, or a .jsonl or .log file; - is stdin.",
         ),
     ],
     **given: Any,
 ) -> None:
     """Compare world sizes by speed, efficiency and cost.
 
-    Also fits a scaling law and recommends a world size. If settings vary, such as with --vary
+    Also recommends a world size. If settings vary, such as with --vary
     loader-workers=0,1,2,4, the first table compares them.
 
     Examples:
@@ -195,73 +168,3 @@ def analyze(
         hpctk scaling analyze scaling --cluster killarney > scaling.md
     """
     measuring.show_analysis(source, given, given.pop("cluster"))
-
-
-_COLLECTIVES = (
-    flag("json", "Print JSON."),
-    Option("world_size", "Number of ranks on this machine.", "N", default=2, least=2),
-    Option("sizes", "Message sizes.", "SIZE,...", default=DEFAULT_SIZES),
-    Option("collectives", "all, or e.g. all_reduce,all_gather.", "NAMES", default="all"),
-    Option("iterations", "Measurements of each; the median is shown.", "N", default=20, least=1),
-    Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
-)
-
-
-def collectives(
-    *,
-    logs: Annotated[
-        list[Path] | None, argument("[LOG]...", "Print the measurements in these logs.")
-    ] = None,
-    **given: Any,
-) -> None:
-    """Measure the bandwidth of collectives over message sizes.
-
-    Bus bandwidths are computed as in nccl-tests.
-
-    Examples:
-        hpctk scaling collectives --world-size 4 --collectives all_reduce
-    """
-    from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
-    from hpc_toolkit.training.scaling.records import read_text
-
-    as_json = given.pop("json")
-    if logs:
-        refuse_given({"logs", "json"}, "cannot be combined with LOGS")
-        found = [one for path in logs for one in records_in(read_text(path))]
-    else:
-        found = _timed(**given)
-    if not found:
-        message = "no collective was measured"
-        raise RunError(message, hint="name logs of 'hpctk scaling collectives'" if logs else "")
-    data = {"format": 1, "kind": "hpctk.collectives", "rows": found}
-    sys.stdout.write(json.dumps(data) + "\n" if as_json else as_markdown(found))
-
-
-def _timed(
-    *, world_size: int, iterations: int, sizes: str, collectives: str, backend: str | None
-) -> list[dict[str, Any]]:
-    from hpc_toolkit.training.scaling.collectives import (
-        MODULE,
-        parse_collectives,
-        parse_sizes,
-        records_in,
-    )
-    from hpc_toolkit.training.scaling.launches import launch_program
-    from hpc_toolkit.training.scaling.records import read_text
-
-    parse_sizes(sizes)
-    parse_collectives(collectives)
-    words = ("--sizes", sizes, "--collectives", collectives, "--iterations", str(iterations))
-    program = ("-m", MODULE, *words)
-    directory = Path(tempfile.mkdtemp(prefix="hpctk-collectives-"))
-    try:
-        launch_program(program, {"nproc_per_node": world_size}, directory, backend=backend)
-    except HpcToolkitError:
-        # The error names a log in it, unless no rank was started.
-        with suppress(OSError):
-            directory.rmdir()
-        raise
-    logs = sorted(directory.glob("logs/*/rank-0.*.out"))
-    found = [one for path in logs for one in records_in(read_text(path))]
-    shutil.rmtree(directory, ignore_errors=True)
-    return found

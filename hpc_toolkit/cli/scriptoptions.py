@@ -99,7 +99,7 @@ def script_arguments(more_templates: Sequence[str] = ()) -> dict[str, Any]:
         return [name for name in names if name.startswith(incomplete)]
 
     kinds = f"work-queue, array, campaign, command, ray or train-... [default: {DEFAULT_TEMPLATE}]"
-    program = "Program of the template 'command' or 'ray', or script of 'train-...'."
+    program = "Program of the template 'command', or script of 'train-...'."
     return {
         "template": Annotated[str | None, argument("[TEMPLATE]", kinds, complete=complete)],
         "command": Annotated[list[str] | None, argument("[-- COMMAND...]", program)],

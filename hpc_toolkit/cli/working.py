@@ -65,12 +65,7 @@ PANELS: Panels = {
         ),
         Option("memory_per_worker", "Memory limit; Python raises MemoryError beyond it.", "SIZE"),
     ),
-    "Monitoring and snapshots": (
-        Option("monitor", "Log the load of this host.", "", variable="HPCTK_MONITOR"),
-        Option("monitor_interval", "Time between samples. [default: 1s]", "DURATION", hidden=True),
-        Option("snapshot", "Write a snapshot at the end; {done} counts done items.", "FILE.json"),
-        Option("snapshot_every", "Also write a snapshot whenever N more items are done.", "N"),
-    ),
+    "Monitoring": (Option("monitor", "Log the load of this host.", "", variable="HPCTK_MONITOR"),),
     "Ray": (
         Option(
             "ray_address",
@@ -157,14 +152,11 @@ def _work(
     given: dict[str, Any],
 ) -> int:
     workers = given["workers"]
-    with (
-        monitored(run.paths, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
-        with_snapshots(run, rank, given["snapshot"], given["snapshot_every"]) as look,
-    ):
+    with monitored(run.paths, rank, wanted=bool(given["monitor"])):
         if on_ray is not None:
             from hpc_toolkit.engines.raydriver import work_on_ray
 
-            return with_progress(run, partial(work_on_ray, run, workers, options, on_ray), look)
+            return with_progress(run, partial(work_on_ray, run, workers, options, on_ray))
         if warning := unused(rank, workers, os.environ):
             note(warning, "warning")
         if rank.in_step:
@@ -177,8 +169,7 @@ def _work(
 
             for worker, place in enumerate(place_workers(read_machine(), shares, count)):
                 print(f"worker {worker}: {place}", file=sys.stderr)
-        work_here = partial(run.work, count, options, shares=shares)
-        return with_progress(run, lambda on_tick: work_here(on_tick=on_tick), look)
+        return with_progress(run, partial(run.work, count, options, shares=shares))
 
 
 def unused(rank: RankInfo, workers: int | None, environ: Mapping[str, str]) -> str:
@@ -197,12 +188,8 @@ def unused(rank: RankInfo, workers: int | None, environ: Mapping[str, str]) -> s
     return f"this job has {tasks} tasks, nodes: {nodes}; {where}"
 
 
-def with_progress(
-    run: Run,
-    work_on: Callable[[Callable[[], None] | None], int],
-    look: Callable[[], None] | None = None,
-) -> int:
-    """Work, and meanwhile call ``look`` and keep a line on a terminal up to date.
+def with_progress(run: Run, work_on: Callable[[], int]) -> int:
+    """Work, and meanwhile keep a line on a terminal up to date.
 
     The last line says what happened and what to do next.
     """
@@ -210,9 +197,9 @@ def with_progress(
 
     if sys.stderr.isatty():
         with progress_line(run.root):
-            code = work_on(look)
+            code = work_on()
     else:
-        code = work_on(look)
+        code = work_on()
     campaign = run.manifest.campaign is not None
     try:
         said = closing(run.view, str(run.root), campaign=campaign)
@@ -283,14 +270,8 @@ def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: 
 
 
 @contextmanager
-def monitored(
-    paths: RunPaths, rank: RankInfo, interval: str | None, *, wanted: bool
-) -> Iterator[None]:
+def monitored(paths: RunPaths, rank: RankInfo, *, wanted: bool) -> Iterator[None]:
     """Sample this host beside the block; under Slurm one rank of each node does."""
-    if interval is not None and not wanted:
-        message = "--monitor-interval is for --monitor"
-        raise ConfigError(message, hint="add --monitor, or leave it out")
-    interval_s = parse_duration(interval, where="--monitor-interval") if interval else 1.0
     if not wanted or rank.local_rank > 0:
         yield
         return
@@ -298,35 +279,8 @@ def monitored(
 
     log = paths.monitor_log(host_name(), os.getpid())
     log.parent.mkdir(parents=True, exist_ok=True)  # the directory of a training may be new
-    with watching(log, interval_s):
+    with watching(log):
         yield
-
-
-@contextmanager
-def with_snapshots(
-    run: Run, rank: RankInfo, pattern: str | None, every: int | None
-) -> Iterator[Callable[[], None] | None]:
-    """Yield what is to be called often while the block works; a last snapshot follows it."""
-    if pattern is None and every is None:
-        yield None
-        return
-    if pattern is None:
-        message = "--snapshot-every needs --snapshot FILE.json"
-        raise ConfigError(message, hint="such as --snapshot 'bench-{done}.json'")
-    if rank.in_step:
-        message = "--snapshot: not available in a Slurm step"
-        raise ConfigError(message, hint="use 'hpctk snapshot RUN -o FILE' from anywhere")
-    from hpc_toolkit.cli.arguments import check_out
-    from hpc_toolkit.results.snapshots import Snapshots
-    from hpc_toolkit.system.clock import SystemClock
-
-    if "{done}" not in str(Path(pattern).parent):
-        check_out(Path(pattern), (".json",))
-    snapshots = Snapshots(run.status, run.snapshot, pattern, every, SystemClock())
-    try:
-        yield snapshots.look
-    finally:
-        snapshots.take()
 
 
 def ray_settings(address: str | None, shares: Shares, *, on_ray: bool) -> RaySettings | None:

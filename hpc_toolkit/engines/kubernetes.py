@@ -26,14 +26,12 @@ from hpc_toolkit.slurm.render.spec import asked
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
-Kind = Literal["kubernetes-queue", "kubernetes-ddp", "kubernetes-scaling"]
+Kind = Literal["kubernetes-queue", "kubernetes-ddp"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ONLY_OF: dict[str, tuple[Kind, ...]] = {
-    "nodes": ("kubernetes-queue", "kubernetes-ddp"),
-    "node_counts": ("kubernetes-scaling",),
     "workers": ("kubernetes-queue",),
     "max_restarts": ("kubernetes-queue",),
-    "command": ("kubernetes-ddp", "kubernetes-scaling"),
+    "command": ("kubernetes-ddp",),
 }
 """Fields that only some kinds use."""
 
@@ -98,7 +96,6 @@ _PATTERNS = {
 """Pattern of a field, or of each value of a repeated one, and the hint if it does not match."""
 _COUNTS = {
     "nodes": (1, 10_000),  # the most that an Indexed Job can track in time
-    "node_counts": (1, 10_000),
     "gpus_per_node": (0, 128),
     "cpus": (1, 4096),
     "workers": (1, 1024),
@@ -119,7 +116,6 @@ class ManifestSpec:
     job_name: str = ""
     namespace: str | None = None
     nodes: int | None = None
-    node_counts: tuple[int, ...] = ()
     gpus_per_node: int = 0
     gpu_resource: str = "nvidia.com/gpu"
     cpus: int | None = None
@@ -145,8 +141,7 @@ class ManifestSpec:
             _refuse(f"unknown manifest: {self.kind!r}", near_miss(str(self.kind), list(KINDS)))
         for field, kinds in ONLY_OF.items():
             if getattr(self, field) not in (None, ()) and self.kind not in kinds:
-                hint = "use --node-counts" if field == "nodes" else "leave it out"
-                _refuse(f"{spelled(field)}: not used by {self.kind}", hint)
+                _refuse(f"{spelled(field)}: not used by {self.kind}", "leave it out")
         _check_each(self)
         _check_variables(self)
         _check_together(self)
@@ -155,12 +150,6 @@ class ManifestSpec:
     def name(self) -> str:
         """Name of the Job and of its Service."""
         return self.job_name or self.kind
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Numbers of pods; a measurement uses several in turn."""
-        default = (1, 2, 4) if self.kind == "kubernetes-scaling" else (self.nodes or 1,)
-        return self.node_counts or default
 
     def parts(self, field: str) -> list[tuple[Any, ...]]:
         """The groups of the field's pattern in each value of a repeated option."""
@@ -225,7 +214,6 @@ def _check_each(spec: ManifestSpec) -> None:
     for path in filter(None, (spec.run, *(path for _, path in spec.volumes))):
         check_names(path, "--run" if path == spec.run else "--pvc")
     refuse_twice([key for key, _ in spec.parts("node_selector")], "--node-selector")
-    refuse_twice([str(size) for size in spec.node_counts], "--node-counts")
     for same in zip(*spec.volumes, strict=True):
         refuse_twice([*same], "--pvc", "write NAME:/DIR, each with a name and a DIR of its own")
 
@@ -266,7 +254,7 @@ def _check_together(spec: ManifestSpec) -> None:
         hint = "put them into a file in the image or on the volume"
         _refuse("the script's arguments are too long for a manifest", hint)
     # A pod's host name, the Job's name and the pod's number, is a DNS label.
-    last = f"-{max(spec.counts) - 1}"
+    last = f"-{(spec.nodes or 1) - 1}"
     if len(spec.name) + len(last) > _HOST_MAX:
         message = f"--job-name: {spec.name!r} has more than {_HOST_MAX - len(last)} characters"
         _refuse(message, f"the pods are called {spec.name}{last}: {_HOST_MAX} characters at most")
@@ -336,8 +324,6 @@ def request_json(spec: ManifestSpec) -> str:
 def command_line(spec: ManifestSpec) -> str:
     """Return the command that renders this manifest again, quoted for a shell."""
     values = {name: value for name, value in asked(spec).items() if name not in ("kind", "command")}
-    if spec.node_counts:
-        values["node_counts"] = ",".join(map(str, spec.node_counts))
     words = [
         word for name, value in values.items() for word in file.option_words(spelled(name), value)
     ]

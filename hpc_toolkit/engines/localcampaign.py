@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,9 +88,7 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
 
 
-def work_campaign(
-    run: Run, workers: int, options: WorkerOptions, on_tick: Callable[[], None] | None = None
-) -> int:
+def work_campaign(run: Run, workers: int, options: WorkerOptions) -> int:
     """Run workers and a coordinator until the campaign is complete; the workers' exit code.
 
     Raises HpcToolkitError: the coordinator failed.
@@ -108,8 +105,6 @@ def work_campaign(
 
     def tick() -> None:
         coordinator.poll(ranks=not coordinator.ended())
-        if on_tick is not None:
-            on_tick()
 
     try:
         code = run.work(workers, options, on_tick=tick)

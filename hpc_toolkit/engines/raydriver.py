@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -92,7 +92,7 @@ class RaySettings:
             tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
             if in_step(environ) and tasks not in ("", "1"):
                 message = f"each of the {tasks} tasks of this step would start its own Ray"
-                raise ConfigError(message, hint="'hpctk render ray' starts one, with one driver")
+                raise ConfigError(message, hint="start one with 'ray symmetric-run'")
             return ""
         host, _, port = address.rpartition(":")
         if not (host and port.isdigit() and 1 <= int(port) <= 65535) or "/" in host:
@@ -117,7 +117,6 @@ def work_on_ray(
     workers: int | None,
     options: WorkerOptions,
     settings: RaySettings,
-    on_tick: Callable[[], None] | None = None,
 ) -> int:
     """Work on a run by actors until nothing is left; return the exit code as for local workers.
 
@@ -126,7 +125,6 @@ def work_on_ray(
         workers: number of workers; None: one per GPU of the cluster, or one.
         options: options of each worker.
         settings: the cluster, and the resources of a worker.
-        on_tick: called a few times a second, to show progress.
 
     Raises HpcToolkitError: Ray is missing, the cluster has no room for a worker, or a worker failed
     with this error.
@@ -140,7 +138,7 @@ def work_on_ray(
             message = f"workers must be from 1 to {MAX_WORKERS}, got {workers}"
             raise ConfigError(message, hint="one per core, or one per GPU, is usual")
         check_room(nodes, demand, workers)
-        return Engine(ray, run, workers, options, demand).run(on_tick)
+        return Engine(ray, run, workers, options, demand).run()
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +184,7 @@ class Engine:
         self._told = signal.SIGTERM
         self._tell_again_at = math.inf
 
-    def run(self, on_tick: Callable[[], None] | None = None) -> int:
+    def run(self) -> int:
         """Work until every worker has left; return the exit code.
 
         Raises HpcToolkitError: the first error that a worker reported.
@@ -200,8 +198,6 @@ class Engine:
                 for promise in self._ended():
                     self._bury(promise)
                 self._give_up_waiting()
-                if on_tick is not None:
-                    on_tick()
         if self._error is not None:
             raise self._error
         return overall_code(self._codes)

@@ -75,7 +75,7 @@ def plots(
                 parts.append(panel.band(floor, line.points, line.colour))
             parts += [panel.line(line.points, line.colour, line.style)] if line.points else []
     return figures.Figure(
-        title, said, figures.figure(title, figures.PAGE, bottom, parts, alternative=said)
+        title, figures.figure(title, figures.PAGE, bottom, parts, alternative=said)
     )
 
 
@@ -154,7 +154,7 @@ def heatmap(title: str, said: str, drawn: HeatMap) -> figures.Figure:
     at = _Place(drawn)
     parts = [*_legend(drawn), *_scale(drawn, at), *_tiles(drawn, at), *_axes(drawn, at)]
     return figures.Figure(
-        title, said, figures.figure(title, figures.PAGE, at.bottom + 60, parts, alternative=said)
+        title, figures.figure(title, figures.PAGE, at.bottom + 60, parts, alternative=said)
     )
 
 

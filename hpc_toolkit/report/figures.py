@@ -109,8 +109,6 @@ class Figure(NamedTuple):
     """A picture of a page."""
 
     title: str
-    alt: str
-    """What it shows, in words; Markdown has only this."""
     svg: str
     """The text of :func:`figure`: it is not escaped again."""
     caption: str = ""

@@ -1,12 +1,11 @@
-"""A report of sections with text, figures and tables, as one HTML file or as Markdown.
+"""A report of sections with text, figures and tables, as one HTML file.
 
-The HTML file requests nothing: a policy in it forbids every request and every script but its own.
+It requests nothing: a policy in it forbids every request and every script but its own.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import NamedTuple
 
 from hpc_toolkit.report.figures import RULES, STYLE, Figure, escaped
 from hpc_toolkit.system.quantities import format_duration
-from hpc_toolkit.system.terminal import printable
 
 
 class Cell(NamedTuple):
@@ -134,45 +132,6 @@ def _cell(cell: str | Cell) -> str:
     bar = f' style="--share:{100 * min(cell.share, 1):.1f}%"' if cell.share > 0 else ""
     kind = "n b" if bar else "n"
     return f'<td class="{kind}" data-v="{cell.value:.9g}"{bar}>{escaped(cell.text)}</td>'
-
-
-def as_markdown(title: str, sections: Sequence[Section]) -> str:
-    """Return the same report as text with tables; a sentence replaces each figure."""
-    lines = [f"# {_inline(title)}"]
-    for section in sections:
-        lines += ["", f"## {_inline(section.title)}"]
-        lines += [line for text in section.paragraphs for line in ("", _inline(text))]
-        if section.facts:
-            lines += ["", *(f"- {_inline(name)}: {_inline(said)}" for name, said in section.facts)]
-        for figure in section.figures:
-            lines += ["", f"**{_inline(figure.title)}**: {_inline(figure.alt)}"]
-        for table in section.tables:
-            lines += ["", *_piped(table)]
-    return "\n".join(lines) + "\n"
-
-
-_MARKS = re.compile(r"([\\`*_\[\]<>|#~])")
-
-
-def _inline(text: str) -> str:
-    """Text in which nothing is markup."""
-    return _MARKS.sub(r"\\\1", printable(text))
-
-
-def _piped(table: Table) -> Iterator[str]:
-    if table.title:
-        yield f"**{_inline(table.title)}**"
-        yield ""
-    width = len(table.columns) or max((len(row) for row in table.rows), default=1)
-    yield f"| {' | '.join(map(_inline, table.columns or [''] * width))} |"
-    first = table.rows[0] if table.rows else ("",) * width
-    yield f"|{'|'.join('---:' if isinstance(cell, Cell) else '---' for cell in first)}|"
-    for row in table.rows:
-        texts = (cell if isinstance(cell, str) else cell.text for cell in row)
-        yield f"| {' | '.join(map(_inline, texts))} |"
-    if table.note:
-        yield ""
-        yield _inline(table.note)
 
 
 CSS = (

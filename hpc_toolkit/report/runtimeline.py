@@ -157,7 +157,7 @@ def gantt(said: str, timeline: Timeline) -> figures.Figure:
     height = panel.top + panel.height + 52
     title = "Workers by host"
     return figures.Figure(
-        title, said, figures.figure(title, figures.PAGE, height, parts, alternative=said)
+        title, figures.figure(title, figures.PAGE, height, parts, alternative=said)
     )
 
 

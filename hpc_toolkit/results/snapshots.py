@@ -6,15 +6,14 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit import __version__
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.items import Item, canonical
 from hpc_toolkit.queue.log import StageLog
@@ -24,17 +23,13 @@ from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line, release_line
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, parse_manifest, shown_item
 from hpc_toolkit.rundir.values import is_stored
-from hpc_toolkit.system.clock import Clock, SystemClock
+from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.jsonlines import encode
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.ranks import RankInfo
 
-if TYPE_CHECKING:
-    from hpc_toolkit.results.status import Status
-
 FORMAT = 1
 KIND = "hpctk snapshot"
-_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,63 +189,6 @@ def read_rows(path: Path) -> list[Row]:
         if fault := row_fault(row):
             raise RunError(f"{path} holds no gathered rows: row {number}: {fault}", hint=hint)
     return rows
-
-
-class Snapshots:
-    """Takes snapshots of a run while workers run, one each time ``every`` more items are done.
-
-    It looks once a second, so several steps share a snapshot if results come faster. If a snapshot
-    cannot be written, it is skipped and the work goes on. ``{done}`` in ``pattern``, the path of
-    the file, becomes the number of items that are done. If ``every`` is None, only :meth:`take`
-    takes one.
-    """
-
-    def __init__(
-        self,
-        status: Callable[[], Status],
-        take: Callable[[], Snapshot],
-        pattern: str,
-        every: int | None,
-        clock: Clock,
-    ) -> None:
-        if every is not None and every < 1:
-            message = f"--snapshot-every must be at least 1, got {every}"
-            raise ConfigError(message, hint="such as --snapshot-every 50")
-        self._status = status
-        self._take = take
-        self._pattern = pattern
-        self._every = every
-        self._clock = clock
-        self._done = self._count()
-        self._look_at = self._clock.monotonic() + _LOOK_S
-
-    def _count(self) -> int:
-        return sum(counts.done for counts in self._status().stages.values())
-
-    def look(self) -> None:
-        """Take a snapshot if the number of done items has passed a multiple of ``every``."""
-        now = self._clock.monotonic()
-        if self._every is None or now < self._look_at:
-            return
-        self._look_at = now + _LOOK_S
-        with _warned():
-            before, self._done = self._done, self._count()
-            if self._done // self._every > before // self._every:
-                self.take()
-
-    def take(self) -> None:
-        with _warned():
-            snapshot = self._take()
-            done = str(snapshot.counts["done"])
-            write_snapshot(Path(self._pattern.replace("{done}", done)), snapshot)
-
-
-@contextmanager
-def _warned() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, HpcToolkitError) as error:
-        sys.stderr.write(f"warning: no snapshot was taken: {error}\n")
 
 
 def note_origin(manifest: Manifest, snapshot: Snapshot) -> None:

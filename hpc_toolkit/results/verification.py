@@ -1,28 +1,25 @@
-"""Verify results: one row per item, no failures, values in range, and equal when recomputed."""
+"""Verify results: one row per item, no failures, and values in range."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, describe
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import Item
-from hpc_toolkit.rundir.layout import StageSpec
-from hpc_toolkit.rundir.values import Types, natural, not_finite, steps
-from hpc_toolkit.worker.loading import load_workload
+from hpc_toolkit.rundir.values import Types, not_finite, steps
 
 if TYPE_CHECKING:
     from hpc_toolkit.results.tables import Row
 
 KINDS = (
     *("missing", "unexpected", "duplicate", "failed"),
-    *("out of range", "not finite", "not unique", "recomputed"),
+    *("out of range", "not finite", "not unique"),
 )
 """Kinds of problems, in the order in which they are shown."""
 
@@ -165,63 +162,3 @@ def _repeated(rows: list[Row], name: str) -> Iterator[Problem]:
             what = f"{name} is {text} as in {json.dumps(seen[text])}"
             yield Problem("not unique", what, row["item"])
         seen.setdefault(text, row["item"])
-
-
-def recompute(
-    stage: StageSpec,
-    rows: list[Row],
-    *,
-    count: int,
-    tolerance: float = 1e-9,
-    ignore: tuple[str, ...] = (),
-) -> tuple[int, list[Problem]]:
-    """Recompute results one by one in this process; return how many, and those that differ.
-
-    Nothing is recorded. ``count`` results are drawn at random, the same of equal rows. Numbers may
-    differ by ``tolerance``, relative to the largest of 1 and both numbers' magnitudes; keys to
-    ``ignore``, such as times, are not compared at any depth.
-
-    Raises WorkloadError if the stage's code cannot be loaded.
-    """
-    done = [row for row in rows if row["state"] == "done"]
-    drawn = random.Random(0).sample(done, min(count, len(done)))
-    by = stage.group_by
-    if by is not None:
-        drawn.sort(key=lambda row: json.dumps(row["item"][by], sort_keys=True))
-    workload = load_workload(stage.workload, pipefail=stage.pipefail)
-    problems = []
-    loaded, context = None, None
-    for row in drawn:
-        item = row["item"]
-        try:
-            if loaded is None or (by is not None and loaded[0] != item[by]):
-                loaded = (item[by] if by is not None else None,)
-                context = workload.load(loaded[0])
-            value = next(iter(workload.run(context, iter([dict(item)]))))
-            now = natural(value)
-        # Workload code that calls sys.exit must not end this check.
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary of users' code
-            problems.append(Problem("recomputed", f"fails now: {describe(error)}", item))
-            loaded = None
-            continue
-        if different := list(_differences(row["value"], now, "value", tolerance, ignore)):
-            problems.append(Problem("recomputed", "; ".join(different[:3]), item))
-    return len(drawn), problems
-
-
-def _differences(
-    before: Any, now: Any, path: str, tolerance: float, ignore: tuple[str, ...]
-) -> Iterator[str]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in {**before, **now}:
-            if key not in ignore:
-                pair = before.get(key), now.get(key)
-                yield from _differences(*pair, f"{path}.{key}", tolerance, ignore)
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for index, pair in enumerate(zip(before, now, strict=True)):
-            yield from _differences(*pair, f"{path}[{index}]", tolerance, ignore)
-    elif {type(before), type(now)} <= {int, float}:
-        if not math.isclose(before, now, rel_tol=tolerance, abs_tol=tolerance):
-            yield f"{path} was {json.dumps(before)}, is {json.dumps(now)}"
-    elif type(before) is not type(now) or before != now:
-        yield f"{path} was {json.dumps(before)}, is {json.dumps(now)}"

@@ -35,14 +35,13 @@ _READING = (
 )
 
 
-def report_of(run: Run, *, markdown: bool = False) -> str:
+def report_of(run: Run) -> str:
     """The report of a run as the text of a file."""
-    from hpc_toolkit.report.page import as_html, as_markdown
+    from hpc_toolkit.report.page import as_html
     from hpc_toolkit.report.runreport import sections
 
-    form = as_markdown if markdown else as_html
     facts = read_facts(run)
-    return form(f"Run {facts.status.run}", sections(facts))
+    return as_html(f"Run {facts.status.run}", sections(facts))
 
 
 def read_facts(run: Run) -> RunFacts:

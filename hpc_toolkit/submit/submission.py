@@ -6,18 +6,17 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import ConfigError, RenderError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.nodes import Ask, costs, unmet_by
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError
 from hpc_toolkit.slurm.clusters.facts import Cluster
-from hpc_toolkit.slurm.controller import sbatch_argv, slurm_config
+from hpc_toolkit.slurm.controller import sbatch_argv
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import check_number, log_pattern
 from hpc_toolkit.slurm.render.spec import TRAININGS, ScriptSpec
-from hpc_toolkit.slurm.render.values import Array, file_name, parse_array
+from hpc_toolkit.slurm.render.values import file_name, parse_array
 from hpc_toolkit.submit.jobs import script_copy
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.planning.work import Work
     from hpc_toolkit.run import Run
 
-_MOST_CHUNKS = 1000
 _MANY = 10_000
 """With more items left, fewer draws: otherwise 'hpctk submit' would take seconds."""
 
@@ -89,45 +87,28 @@ class Submission:
 def of_request(
     spec: ScriptSpec, cluster: Cluster, template: str, *, run: Run | None, cwd: Path
 ) -> Submission:
-    """A submission of a request: a job or an array, or several if an index is too high for Slurm.
+    """A submission of a request: a job or an array.
 
     Raises RenderError: the cluster cannot provide it.
     """
     from hpc_toolkit.slurm.render.kinds import training_directory
     from hpc_toolkit.slurm.render.script import render_script
 
-    folder, notes = cwd / "slurm", []
-    chunks, limit = [Chunk(spec.array or "", 0)], None
     if spec.array is not None:
-        array = parse_array(spec.array, "--array")
-        check_number(len(array.indices), spec, cluster)
-        limit = _array_limit(cluster)
-        chunks = chunks if limit is None else split_array(array, limit)
-    scripts = []
-    for chunk in chunks:
-        part = replace(
-            spec, array=chunk.array or None, array_offset=spec.array_offset + chunk.offset
-        )
-        suffix = f"-{chunk.offset}" if len(chunks) > 1 else ""
-        path = folder / f"{file_name(spec.job_name)}{suffix}.sbatch"
-        scripts.append(Script(render_script(part, cluster, template), path, part.array))
-    if limit is not None and len(chunks) > 1:
-        each = ", and % holds for each of them" if "%" in chunks[0].array else ""
-        notes.append(
-            f"{spec.array} is sent as {len(chunks)} arrays, since an index is at most "
-            f"{limit - 1} here{each}"
-        )
+        check_number(len(parse_array(spec.array, "--array").indices), spec, cluster)
+    path = cwd / "slurm" / f"{file_name(spec.job_name)}.sbatch"
+    script = Script(render_script(spec, cluster, template), path, spec.array)
     works_in = Path(spec.chdir) if spec.chdir else cwd
     trains = template in TRAININGS and not spec.plain
     directory = works_in / training_directory(spec.run_dir, spec.job_name)
     return Submission(
         name=spec.job_name,
-        scripts=tuple(scripts),
+        scripts=(script,),
         log=log_pattern(spec),
         cwd=works_in,
         run=run,
         training=directory if trains else None,
-        notes=(*notes, *_missing(spec, template, works_in)),
+        notes=tuple(_missing(spec, template, works_in)),
         request=(spec, cluster),
     )
 
@@ -164,64 +145,6 @@ def of_script(
         # To sbatch, a word ":" begins the next component of a heterogeneous job.
         arguments=(f"./{root}" if root == ":" else root,) if root else (),
     )
-
-
-def _array_limit(cluster: Cluster) -> int | None:
-    if cluster.max_array_size is not None:
-        return cluster.max_array_size
-    try:
-        size = slurm_config(timeout_s=PATIENCE_S).get("MaxArraySize", "")
-    except SlurmError:
-        return None
-    return int(size) if size.isdecimal() else None
-
-
-class Chunk(NamedTuple):
-    """One of the arrays that an array is split into; "" for a job without indices."""
-
-    array: str
-    """Its indices in sbatch's notation, each reduced by ``offset``."""
-    offset: int
-
-
-def split_array(array: Array, limit: int) -> list[Chunk]:
-    """Split an array so that no index reaches ``limit``; it stays as it is if none does.
-
-    The limit of elements that run at once holds for each of the arrays.
-
-    Raises RenderError: it would take too many arrays, or ``limit`` is below 1.
-    """
-    if limit < 1:
-        message = f"--array: this Slurm accepts no arrays (MaxArraySize is {limit})"
-        raise RenderError(message, hint="submit one script N times with --jobs N")
-    if array.highest < limit:
-        return [Chunk(array.text, 0)]
-    if array.highest // limit >= _MOST_CHUNKS:
-        message = (
-            f"--array: {array.text!r} makes more than {_MOST_CHUNKS} arrays of {limit} elements"
-        )
-        raise RenderError(message, hint="use a run: a few jobs can process any number of items")
-    chunks = []
-    throttle = f"%{array.at_once}" if array.at_once else ""
-    for offset in range(0, array.highest + 1, limit):
-        parts = [_clip(one, offset, offset + limit) for one in array.ranges]
-        text = ",".join(_text(part, offset) for part in parts if part)
-        if text:
-            chunks.append(Chunk(f"{text}{throttle}", offset))
-    return chunks
-
-
-def _clip(one: range, low: int, high: int) -> range:
-    """The members of ``one`` from ``low`` to below ``high``."""
-    skipped = max(0, -(-(low - one.start) // one.step))
-    return range(one.start + skipped * one.step, min(one.stop, high), one.step)
-
-
-def _text(part: range, offset: int) -> str:
-    first, last = part[0] - offset, part[-1] - offset
-    if first == last:
-        return str(first)
-    return f"{first}-{last}" + (f":{part.step}" if part.step > 1 else "")
 
 
 def left_lines(run: Run, ask: Ask) -> tuple[list[str], list[str]]:

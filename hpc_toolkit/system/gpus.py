@@ -1,7 +1,7 @@
 """The GPUs that a process may use, and what NVIDIA's driver reports about them.
 
 The environment variables of CUDA, ROCm and Slurm name the GPUs. The driver's library NVML is called
-by ctypes, which needs no package, for a check, and by pynvml for samples.
+by ctypes, which needs no package.
 """
 
 from __future__ import annotations
@@ -21,13 +21,6 @@ ROCR = "ROCR_VISIBLE_DEVICES"
 _NVML = "libnvidia-ml.so.1"
 _NAME_BYTES = 96
 """Bytes of the longest name that the library returns (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
-_NVLINK = {
-    "nvlink_sent_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX",
-    "nvlink_received_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX",
-}
-"""Counters of payload in KiB, despite their names; protocol overhead is not included."""
-_ALL_LINKS = 2**32 - 1
-"""The scope of a counter that makes NVML add up all links of a GPU."""
 
 
 def visible_gpus() -> list[str]:
@@ -133,95 +126,3 @@ def _ask_gpu(nvml: ctypes.CDLL, index: int) -> dict[str, Any]:
 def _reason(nvml: ctypes.CDLL, code: int) -> str:
     words: bytes | None = nvml.nvmlErrorString(code)
     return words.decode() if words else f"error {code}"
-
-
-class GpuReader:
-    """Reads all GPUs that the driver shows this process, even those that CUDA may not use."""
-
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-        self._handles: list[Any] = []
-        self.absent = ""
-        """Why NVML cannot be used; "" if it can."""
-        try:
-            nvml.nvmlInit()
-            count = nvml.nvmlDeviceGetCount()
-            self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        except nvml.NVMLError as error:
-            self.absent = str(error)
-        self._links = [self._nvlink(handle) for handle in self._handles]
-        """NVLink counters at the start, which count from a time before it."""
-
-    def facts(self) -> list[dict[str, Any]]:
-        """Return each GPU's constants: index, name, UUID, memory in bytes, power limit in watts."""
-        return [
-            {
-                "index": index,
-                "name": _text(self._ask("nvmlDeviceGetName", handle)),
-                "uuid": _text(self._ask("nvmlDeviceGetUUID", handle)),
-                "memory_bytes": self._memory(handle, "total"),
-                "power_limit_w": _watts(self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)),
-            }
-            for index, handle in enumerate(self._handles)
-        ]
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the current state of each GPU; None for a value that it does not report.
-
-        ``busy_percent`` is the share of the driver's last sample period in which some kernel ran.
-        It does not show how much of the GPU that kernel used. ``nvlink_sent_bytes`` and
-        ``nvlink_received_bytes`` are the payload over all links since this reader was made.
-        """
-        return [self._read(index, handle) for index, handle in enumerate(self._handles)]
-
-    def _read(self, index: int, handle: Any) -> dict[str, Any]:
-        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
-        sensor = self._nvml.NVML_TEMPERATURE_GPU
-        return {
-            "index": index,
-            "busy_percent": getattr(rates, "gpu", None),
-            "memory_busy_percent": getattr(rates, "memory", None),
-            "memory_used_bytes": self._memory(handle, "used"),
-            "power_w": _watts(self._ask("nvmlDeviceGetPowerUsage", handle)),
-            "temperature_c": self._ask("nvmlDeviceGetTemperature", handle, sensor),
-            **self._linked(index, handle),
-        }
-
-    def _linked(self, index: int, handle: Any) -> dict[str, int | None]:
-        """Return the growth of the NVLink counters; None without NVLink, or after their reset."""
-        now, first = self._nvlink(handle), self._links[index]
-        grown = {name: now[name] - first[name] for name in now.keys() & first.keys()}
-        return {name: grown[name] if grown.get(name, -1) >= 0 else None for name in _NVLINK}
-
-    def _nvlink(self, handle: Any) -> dict[str, int]:
-        wanted = [(getattr(self._nvml, field), _ALL_LINKS) for field in _NVLINK.values()]
-        values = self._ask("nvmlDeviceGetFieldValues", handle, wanted) or ()
-        # Each value has its own return code: a GPU without NVLink reports "not supported" there.
-        return {
-            name: int(one.value.ullVal) * 1024
-            for name, one in zip(_NVLINK, values, strict=False)
-            if one.nvmlReturn == self._nvml.NVML_SUCCESS
-        }
-
-    def _memory(self, handle: Any, part: str) -> int | None:
-        return getattr(self._ask("nvmlDeviceGetMemoryInfo", handle), part, None)
-
-    def _ask(self, question: str, *arguments: Any) -> Any:
-        """Return the answer; None if the GPU does not have it, or is lost."""
-        try:
-            return getattr(self._nvml, question)(*arguments)
-        except self._nvml.NVMLError:
-            return None
-
-    def close(self) -> None:
-        if not self.absent:
-            self._ask("nvmlShutdown")
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
-
-
-def _text(name: Any) -> str | None:
-    """Decode a name, which older versions of pynvml return as bytes."""
-    return name.decode() if isinstance(name, bytes) else name

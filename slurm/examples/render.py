@@ -130,17 +130,6 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "train-cpu",
         {"hint": "nomultithread", "command": ("trees.py", "--depth", "6")},
     ),
-    "ray": (
-        "lab",
-        "ray",
-        {
-            "nodes": 2,
-            "gpus_per_node": 4,
-            "time": "2:00:00",
-            "signal": "B:USR1@300",
-            "command": ("hpctk", "work", "runs/pythia", "--engine", "ray", "--workers", "8"),
-        },
-    ),
     "shared-gpus": (
         "lab",
         "work-queue",

@@ -60,14 +60,14 @@ SEARCHES = {
     "racing": 'policy = "racing"\noptions = { first = 2 }\n',
     "evaluations": 'policy = "gp-ei"\nevaluations = 40\npending = 4\n',
     "metrics": """
-policy = "gp-ts"
+policy = "gp-ei"
 budget = 10
 pending = 3
 metrics = ["entropy"]
 options = { features = "all" }
 """,
 }
-"""What stands below ``[search]``. Halving asks by how long things took, which is never the same."""
+"""What stands below ``[search]``."""
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -117,33 +115,3 @@ def test_whichever_pod_of_a_training_is_lost_all_ranks_start_again(tmp_path: Pat
     assert codes[0] == 137
     assert sorted(codes[1:3]) == [75, 137]
     assert codes[3:] == [0, 0]
-
-
-MEASURED = "--model decoder-1x64 --batch-size 2 --seq-length 8 --max-steps 2 --warmup 0 --repeats 1"
-
-
-@pytest.mark.soak  # test_scaling.py measures, and unit/test_kubernetes.py has the manifest
-@pytest.mark.slow
-@pytest.mark.torch
-def test_the_log_of_the_first_pod_of_a_measurement_has_the_table_and_the_records(
-    tmp_path: Path,
-) -> None:
-    words = (*MEASURED.split(), "--price-per-gpu-hour", "2")
-    request = ManifestSpec(kind="kubernetes-scaling", image="x", node_counts=(1, 2), command=words)
-    with LocalJob(job_of(request), tmp_path, meeting_place()) as job:
-        outcome = job.run()
-
-    logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
-    assert outcome == "Complete", logs
-    first, second = (logs[f"{name}.log"] for name in sorted(name for name, *_ in job.ended))
-    assert "| cost per 1,000 samples |" in first
-    assert "| world size |" not in second
-    again = subprocess.run(
-        [sys.executable, "-m", "hpc_toolkit", "scaling", "analyze", "-", "--json"],
-        input=first,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (series,) = json.loads(again.stdout)["series"]
-    assert [row["world_size"] for row in series["rows"]] == [1, 2]

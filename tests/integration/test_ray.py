@@ -1,11 +1,9 @@
-"""Ranks as actors of a real, local Ray; tests/slurm/test_ray.py joins one of a job."""
+"""Ranks as actors of a real, local Ray."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -94,22 +92,3 @@ def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
     assert len(journal_lines(run, "death")) == 1
     assert sorted(worker["rank"] for worker in workers_of(run)) == [0, 0, 1, 1]
     assert os.listdir(short_dir) == []
-
-
-def test_a_program_whose_ray_does_not_start_fails(hpctk: Hpctk) -> None:
-    (hpctk.cwd / "program").write_text("#!/bin/sh\n: >begun\n")
-    (hpctk.cwd / "program").chmod(0o755)
-    words = ("ray", "symmetric-run", "--address", "127.0.0.1:20999", "--num-cpus=none")
-    done = subprocess.run(
-        (sys.executable, "-m", "hpc_toolkit.engines.raynode", *words, "--", "./program"),
-        cwd=hpctk.cwd,
-        env=hpctk.environment({"RAY_USAGE_STATS_ENABLED": "0"}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 1
-    assert not (hpctk.cwd / "begun").exists()
-    assert "'none' is not a valid integer" in done.stderr
-    assert "error: Ray did not start on the first node" in done.stderr

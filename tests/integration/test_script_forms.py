@@ -27,7 +27,6 @@ OF_TEMPLATE: dict[str, dict[str, Any]] = {
 """Templates that differ in every kind of surroundings."""
 PROGRAM = {"command": ("it's/train.py", "x y")}
 OF_COMMANDS: dict[str, dict[str, Any]] = {
-    "ray": {"gpus_per_node": 4, "nodes": 2},
     "train-cpu": {},
     "train-single-gpu": {},
     "train-multi-gpu": {"gpus_per_node": 4},

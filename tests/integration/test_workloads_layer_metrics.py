@@ -15,7 +15,6 @@ from hpc_toolkit.science.metrics import (
     anisotropy,
     curvature,
     effective_rank,
-    linear_cka,
     matrix_entropy,
 )
 from hpc_toolkit.science.workloads import onepass
@@ -178,36 +177,18 @@ def test_views_depend_on_their_seed_alone(root: str) -> None:
 
 
 def test_prompts_that_are_there_twice_have_equal_rows_and_count_twice(root: str) -> None:
-    names = [name for name in METRICS if name not in ("two_nn", "lidar", "dime", "infonce")]
+    names = [name for name in METRICS if name not in ("lidar", "dime", "infonce")]
     again = [*MORE, *MORE[:9], MORE[0]]
 
     def context(prompts: list[str], size: int, metrics: list[str]) -> Any:
         return workload(root, prompts=prompts, metrics=metrics, batch_size=size).load(NAME)
 
-    twice, once = context(again, 7, names), context(MORE, 7, ["two_nn", "linear_cka"])
+    twice = context(again, 7, names)
     alone = context(again, 1, names)  # no two texts in a batch: equal prompts are equal anyhow
     for layer in range(LAYERS):
         rows = twice._sums[layer].rows()
         assert (len(rows), len(set(map(tuple, rows.tolist())))) == (35, 25)
         assert twice.values(layer) == pytest.approx(alone.values(layer), rel=1e-5)
-    dimensions = context(again, 7, ["two_nn"])
-    assert [dimensions.values(layer) for layer in range(LAYERS)] == [
-        {"two_nn": once.values(layer)["two_nn"]} for layer in range(LAYERS)
-    ]
-
-
-def test_layers_are_compared_with_the_last(root: str) -> None:
-    measured = measure(workload(root, prompts=MORE, metrics=["linear_cka"]))
-    loaded = load_checkpoint(root, NAME)
-    first, last = (
-        torch.stack([loaded_mean(loaded, text, layer) for text in MORE]) for layer in (0, 4)
-    )
-
-    values = [value["linear_cka"] for value in measured]
-
-    assert values[0] == pytest.approx(float(linear_cka(first, last)), rel=1e-4)
-    assert 0 < values[0] < values[3] < 1
-    assert values[4] == pytest.approx(1, abs=1e-12)
 
 
 def test_layers_behind_the_final_norm_are_those_of_models_cut_off_there(root: str) -> None:
@@ -260,8 +241,6 @@ def test_prompts_that_cannot_be_measured_are_named(root: str, prompts: Any, mess
     [
         (["rankme", "alpha_req"], MORE[:8], "8 different .*, but alpha_req needs 9"),
         (["alpha_req"], [*MORE[:8], *MORE[:8]], "8 different .*, but alpha_req needs 9"),
-        (["rankme", "two_nn"], PROMPTS[:2], "2 different .*, but two_nn needs 3"),
-        (["linear_cka"], PROMPTS[:1] * 2, "1 different .*, but linear_cka needs 2"),
     ],
 )
 def test_prompts_too_few_for_a_metric_are_refused_before_a_checkpoint_is_loaded(

@@ -211,20 +211,6 @@ def test_a_chain_runs_in_order(desk: Desk, dependency: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_split_array_runs_every_index_once(desk: Desk) -> None:
-    text = 'max_array_size = 3\n[defaults]\ntime = "5"\ncpus_per_task = 1\nmem_per_cpu = "100M"\n'
-    (desk.cwd / "narrow.toml").write_text(text)
-    program = f'touch {desk.cwd}/"index-$HPCTK_ARRAY_INDEX"'
-    words = ("--cluster", "narrow.toml", "--array", "0-7%2")
-
-    jobs = desk.submit("command", *words, "--", "bash", "-c", program)
-
-    assert len(jobs) == 3
-    wanted = {f"index-{n}" for n in range(8)}
-    wait_until(lambda: {path.name for path in desk.cwd.glob("index-*")} == wanted, "all indices")
-
-
-@pytest.mark.slow
 def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> None:
     run = desk.init()
     own = desk.cwd / "own.sbatch"

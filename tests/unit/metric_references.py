@@ -136,29 +136,3 @@ def infonce(a: Array, b: Array, temperature: float, variant: str) -> float:
         if variant == "cpc":
             break
     return float(np.mean(losses))
-
-
-def two_nn(z: Array, method: str, discard: float) -> float:
-    rows = np.unique(z, axis=0)
-    ratios = []
-    for i, row in enumerate(rows):
-        distances = sorted(math.dist(row, other) for j, other in enumerate(rows) if j != i)
-        ratios.append(distances[1] / distances[0])
-    logs = [math.log(ratio) for ratio in sorted(ratios)]
-    kept = int(len(logs) * (1 - discard))
-    if method == "mle":
-        return (kept - 1) / (math.fsum(logs[:kept]) + (len(logs) - kept) * logs[kept - 1])
-    points = [(x, -math.log(1 - i / len(logs))) for i, x in enumerate(logs[:kept], start=1)]
-    return math.fsum(x * y for x, y in points) / math.fsum(x * x for x, _ in points)
-
-
-def linear_cka(x: Array, y: Array) -> float:
-    """By the centred Gram matrices, entry by entry."""
-    n = len(x)
-    center = np.eye(n) - 1 / n
-
-    def aligned(a: Array, b: Array) -> float:
-        k, m = (center @ rows @ rows.T @ center for rows in (a, b))
-        return math.fsum(float(k[i, j] * m[i, j]) for i in range(n) for j in range(n))
-
-    return aligned(x, y) / math.sqrt(aligned(x, x) * aligned(y, y))

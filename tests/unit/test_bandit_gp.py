@@ -8,7 +8,6 @@ import pytest
 from hpc_toolkit.bandit.regression import (
     Hyperparameters,
     Posterior,
-    Surfaces,
     column_scales,
     log_marginal_likelihoods,
     matern52,
@@ -50,10 +49,6 @@ def test_posterior_agrees_with_scikit_learn(hyper: Hyperparameters) -> None:
 
     np.testing.assert_allclose(posterior.mean, mean, atol=1e-6)
     np.testing.assert_allclose(posterior.variance, np.diag(covariance), atol=1e-6)
-    some = np.array([0, 7, 150, 203])
-    np.testing.assert_allclose(
-        posterior.covariance(some), covariance[np.ix_(some, some)], atol=1e-6
-    )
     expected = oracle.log_marginal_likelihood_value_
     assert likelihood(X, Y, hyper) == pytest.approx(expected, abs=1e-6)
 
@@ -84,24 +79,6 @@ def test_likelihood_of_repeated_points_without_noise_takes_jitter_for_that_one_a
 
     assert np.isfinite(singular)
     assert plain == pytest.approx(likelihood(x, y, Hyperparameters(1.0, 0.1)), rel=1e-12)
-
-
-def test_surfaces_have_the_mean_and_the_covariance_of_the_posterior() -> None:
-    posterior = Posterior(X, Y, POINTS[:12], HYPER[1])
-    open_arms = np.ones(12, dtype=np.bool_)
-    open_arms[[2, 5]] = False
-    surfaces = Surfaces(posterior, open_arms)
-    generator = np.random.default_rng(0)
-
-    draws = np.array([surfaces.draw(generator) for _ in range(20000)])
-
-    assert surfaces.arms.tolist() == [0, 1, 3, 4, 6, 7, 8, 9, 10, 11]
-    # Five standard errors of a mean, and of a covariance, over 20,000 draws.
-    sd = posterior.sd[surfaces.arms]
-    assert (np.abs(draws.mean(axis=0) - posterior.mean[surfaces.arms]) < 5 * sd / 141 + 1e-9).all()
-    expected = posterior.covariance(surfaces.arms)
-    bound = 5 * np.sqrt(2.0) * np.outer(sd, sd) / 141 + 1e-9
-    assert (np.abs(np.cov(draws.T) - expected) < bound).all()
 
 
 def test_columns_that_matter_count_more_if_rewards_clearly_say_so() -> None:

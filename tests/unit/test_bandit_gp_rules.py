@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit import Policy
 
 
-GP_RULES = ["gp-ucb", "gp-ei", "gp-ts"]
+GP_RULES = ["gp-ucb", "gp-ei"]
 
 
 def line(count: int) -> ArmTable:
@@ -66,28 +66,6 @@ def test_gp_ei_maximises_the_improvement_over_the_best_mean() -> None:
     chosen = policy.ask(1)[0]
 
     assert int(chosen.arm) == int(np.argmax(improvement))
-
-
-def test_gp_ts_asks_for_an_arm_as_often_as_it_is_the_best() -> None:
-    """Over seeds, against surfaces drawn here from the same posterior."""
-    table = line(7)
-    scores = {0: 0.2, 3: 0.6, 6: 0.3}
-    posterior = posterior_of(scores, 7)
-    open_arms = np.array([1, 2, 4, 5])
-    surfaces = np.random.default_rng(1).multivariate_normal(
-        posterior.mean[open_arms], posterior.covariance(open_arms), size=20000
-    )
-    expected = np.bincount(surfaces.argmax(axis=1), minlength=4) / 20000
-
-    chosen = [
-        int(told(make_policy("gp-ts", table, seed, initial=1), scores).ask(1)[0].arm)
-        for seed in range(600)
-    ]
-
-    shares = np.array([chosen.count(arm) for arm in open_arms]) / 600
-    # Four standard errors of 600 draws.
-    assert np.abs(shares - expected).max() < 4 * 0.5 / math.sqrt(600)
-    assert shares.max() < 0.9
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_make_policy_unknown_option_is_refused_with_the_nearest() -> None:
     [
         ("gp-ucb", "beta", [-1, math.nan, math.inf, 10**400, "2"]),
         ("gp-ucb", "initial", [0, 2.5, True]),
-        ("gp-ts", "features", ["none"]),
+        ("gp-ei", "features", ["none"]),
     ],
 )
 def test_make_policy_unusable_option_is_refused(name: str, option: str, values: list[Any]) -> None:

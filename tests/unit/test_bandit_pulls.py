@@ -24,14 +24,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "random": {},
     "gp-ucb": {},
     "gp-ei": {},
-    "gp-ts": {},
     "optuna-tpe": {},
     "racing": {},
     "racing in blocks": {"c": 1.0, "first": 2, "block": 2},
     "racing untimed": {"tasks": UNTIMED},
-    "halving": {"share": 0.4},
-    "halving untimed": {"tasks": UNTIMED, "share": 0.6, "eta": 3.0},
-    "halving by rank": {"scalariser": "mean-rank", "share": 0.5},
 }
 """Every kind of policy, and what it is made with."""
 
@@ -245,9 +241,6 @@ def test_tell_of_another_result_of_a_task_is_refused_and_changes_nothing(
         ("racing", {"tasks": TASKS, "c": -1}, "racing: c is -1"),
         ("racing", {"tasks": TASKS, "first": 1}, "racing: first is 1"),
         ("racing", {"tasks": TASKS, "block": 0}, "racing: block is 0"),
-        ("halving", {"tasks": TASKS, "eta": 1}, "halving: eta is 1"),
-        ("halving", {"tasks": TASKS, "share": 0}, "halving: share is 0"),
-        ("halving", {"tasks": TASKS, "share": 1.5}, "halving: share is 1.5"),
     ],
 )
 def test_make_policy_of_what_does_not_go_together_is_refused(

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
 from hpc_toolkit.bandit.rewards import best_row
 from hpc_toolkit.bandit.rule import Stream
-from hpc_toolkit.bandit.rules.racing import Halving, survivors
+from hpc_toolkit.bandit.rules.racing import survivors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,10 +143,9 @@ def test_racing_that_drops_nobody_ends_with_the_exact_best_mean() -> None:
     assert all(len(tasks) == 7 for tasks in asked)
 
 
-@pytest.mark.parametrize("name", ["racing", "halving"])
-def test_contest_in_which_all_arms_fail_asks_for_all_tasks_and_has_no_best(name: str) -> None:
+def test_race_in_which_all_arms_fail_asks_for_all_tasks_and_has_no_best() -> None:
     """Only after the last task is it certain that none of them tells anything."""
-    policy = make_policy(name, arms(3), 0, tasks=TaskSet(names(4), (1.0,) * 4))
+    policy = make_policy("racing", arms(3), 0, tasks=TaskSet(names(4), (1.0,) * 4))
 
     asked = finish(policy, np.full((3, 4), math.nan))
 
@@ -156,9 +154,8 @@ def test_contest_in_which_all_arms_fail_asks_for_all_tasks_and_has_no_best(name:
 
 
 @pytest.mark.parametrize("witness", [None, "timed", "untimed"])
-@pytest.mark.parametrize(("name", "options"), [("racing", {}), ("halving", {"share": 0.5})])
-def test_contest_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
-    name: str, options: dict[str, Any], witness: str | None
+def test_race_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
+    witness: str | None,
 ) -> None:
     """The cheapest tasks, of a data set that is not there. With a witness, one arm came through
     them before it went: that arm is the worst, and must not win for having been there."""
@@ -168,7 +165,7 @@ def test_contest_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
     seconds = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
     timed = TaskSet(names(9), () if witness == "untimed" else seconds)
     seed = next(seed for seed in range(99) if pilots(seed, 12)[0] == 0)
-    policy = make_policy(name, arms(12), seed, tasks=timed, **options)
+    policy = make_policy("racing", arms(12), seed, tasks=timed)
     gone = scores.copy()
     gone[1 if witness else 0 :, :lost] = math.nan
 
@@ -188,61 +185,3 @@ def test_contest_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
 def timed(arm: str, seconds: Mapping[str, float], failed: tuple[str, ...] = ()) -> Observation:
     scores = {task: 0.5 for task in seconds if task not in failed}
     return Observation(arm, scores, seconds=seconds, failed=failed)
-
-
-@pytest.mark.parametrize(
-    ("eta", "count", "sizes"),
-    [(2.0, 87, [87, 44, 22, 11, 6, 3, 2]), (4.0, 87, [87, 22, 6, 2]), (1.2, 4, [4, 3, 2, 1])],
-)
-def test_halving_keeps_one_arm_of_eta_until_at_most_so_many_are_left(
-    eta: float, count: int, sizes: list[int]
-) -> None:
-    assert Halving(eta=eta).sizes(count) == sizes
-
-
-def halved(scores: NDArray[np.float64], seconds: NDArray[np.float64], **options: Any) -> list[int]:
-    """On how many tasks each arm was told, of arms that all take ``seconds``."""
-    count, tasks = scores.shape
-    policy = make_policy(
-        "halving", arms(count), 0, tasks=TaskSet(names(tasks), tuple(seconds)), **options
-    )
-    return [len(asked) for asked in finish(policy, scores)]
-
-
-def test_halving_spends_the_same_on_every_rung_and_no_more_than_its_share() -> None:
-    """64 arms on 128 tasks of a second: 7 rungs, of 64, 32 ... 2 arms, and a budget of 896 s."""
-    rng = np.random.default_rng(0)
-    scores = rng.normal(size=(64, 1)) + 0.1 * rng.normal(size=(64, 128))
-
-    ran = sorted(halved(scores, np.ones(128), share=896 / (64 * 128)), reverse=True)
-
-    # 896 / 6 rungs is 149.3 s: 2 tasks for 64 arms, and 21.3 s left for the next rung.
-    assert sum(ran) <= 896
-    assert ran[63] == 2
-    counts = [sum(tasks >= level for tasks in ran) for level in sorted(set(ran))]
-    assert counts == [64, 32, 16, 8, 4, 2]
-    for few, many in pairwise(sorted(set(ran))):
-        assert many - few >= 4
-
-
-@pytest.mark.parametrize("slow", [0.25, 4.0])
-def test_halving_heeds_how_long_the_arms_that_are_left_really_take(slow: float) -> None:
-    """The better an arm, the slower or the quicker it is than expected."""
-    rng = np.random.default_rng(1)
-    quality = np.sort(rng.normal(size=40))
-    scores = quality[:, None] + 0.01 * rng.normal(size=(40, 20))
-    factors = np.geomspace(1.0, slow, 40)
-    tasks = TaskSet(names(20), (1.0,) * 20)
-    policy = make_policy("halving", arms(40), 0, tasks=tasks, share=0.2)
-    spent = 0.0
-    while proposals := policy.ask(99):
-        for proposal in proposals:
-            arm = int(proposal.arm[1:])
-            seconds = dict.fromkeys(proposal.tasks, float(factors[arm]))
-            row = {task: float(scores[arm, int(task[1:])]) for task in proposal.tasks}
-            spent += sum(seconds.values())
-            policy.tell(Observation(proposal.arm, row, seconds=seconds))
-
-    best = best_of(policy)
-    assert best.arm == "a39"
-    assert 0.5 * 160 < spent < 1.1 * 160

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from bandit_bench import drawn, to_goal
-
-from hpc_toolkit.bandit.bench.comparison import Plan, entrants, searches
-from hpc_toolkit.bandit.bench.replay import Asks
-from hpc_toolkit.results.scoretable import read_score_table
+from comparison import Plan, entrants, searches
+from replay import Asks
+from scoretable import read_score_table
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit.bench.replay import ScoreTable, Trace
+    from replay import ScoreTable, Trace
 
 pytestmark = [pytest.mark.recorded, pytest.mark.slow]
 

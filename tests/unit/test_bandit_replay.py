@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from replay import Asks, ScoreTable, Trace, finish_times, replay
 from simulation.cluster import simulate
 from simulation.scenario import Group, Scenario
 
 from hpc_toolkit.bandit import Arm, ArmTable, make_policy
-from hpc_toolkit.bandit.bench.replay import Asks, ScoreTable, Trace, finish_times, replay
 from hpc_toolkit.bandit.policy import TaskSet
 
 

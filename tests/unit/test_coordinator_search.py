@@ -28,8 +28,7 @@ ALL = tuple(SECONDS)
 FAMILIES: dict[str, dict[str, Any]] = {
     "rounds": {"policy": "gp-ucb", "budget": 9, "pending": 3},
     "window": {"policy": "gp-ucb", "budget": 9, "pending": 3, "asks": "window"},
-    "racing": {"policy": "racing", "options": {"first": 2}},
-    "halving": {"policy": "halving", "options": {"share": 0.3}, "exhaustive": True},
+    "racing": {"policy": "racing", "options": {"first": 2}, "exhaustive": True},
     "metrics": {
         "policy": "gp-ucb",
         "budget": 8,
@@ -37,7 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "metrics": ["entropy", "rank"],
         "options": {"features": "all", "initial": 3},
     },
-    "kinds": {"policy": "gp-ts", "evaluations": 20, "scalariser": "mean-kind", "pending": 2},
+    "kinds": {"policy": "gp-ei", "evaluations": 20, "scalariser": "mean-kind", "pending": 2},
     "probability": {"policy": "gp-ucb", "win_probability": 0.2, "pending": 2, "asks": "window"},
     "hours": {"policy": "random", "gpu_hours": 0.1, "pending": 3},
     "till nothing is left": {

@@ -112,7 +112,6 @@ def test_every_template_refuses_the_options_that_it_does_not_use() -> None:
     assert reasons == {
         "not used by the template TEMPLATE",
         "not supported by the template TEMPLATE",
-        "the template TEMPLATE starts one task per node; Ray assigns CPUs and GPUs",
         "not used by trainings, whose ranks see all GPUs of their node",
         "TEMPLATE runs one process",
         "not supported by plain scripts",

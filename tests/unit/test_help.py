@@ -189,7 +189,6 @@ DURATIONS = [
     ("work", "r", "--idle-exit"),
     ("work", "r", "--lease"),
     ("work", "r", "--grace"),
-    ("work", "r", "--monitor", "--monitor-interval"),
     ("plan", "--items", "5", "--item-time"),
     ("plan", "--items", "5", "--item-time", "1s", "--load-time"),
     ("plan", "--items", "5", "--item-time", "1s", "--within"),
@@ -203,13 +202,11 @@ DURATIONS = [
     ("batch", "work", "--run", "r", "--check-within"),
     ("batch", "command", "--check-within"),
     ("batch", "train", "--run-dir", "d", "--check-within"),
-    ("batch", "ray", "--check-within"),
 ]
 SIZES = [
     ("work", "r", "--memory-per-worker"),
     ("plan", "--items", "5", "--item-time", "1s", "--memory-per-worker"),
     ("preflight", "--free"),
-    ("scaling", "collectives", "--sizes"),
 ]
 
 

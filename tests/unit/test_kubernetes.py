@@ -31,7 +31,6 @@ IMAGE = "reg.io/a/b:1"
 NEEDED: dict[Kind, dict[str, Any]] = {
     "kubernetes-queue": {"pvc": ("shared",), "run": "runs/x"},
     "kubernetes-ddp": {"command": ("train.py",)},
-    "kubernetes-scaling": {},
 }
 
 
@@ -76,9 +75,6 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-queue", {"workers": 5}, '"--workers"\n        - "5"'),
     ("kubernetes-queue", {"max_restarts": 4}, "backoffLimitPerIndex: 4"),
     ("kubernetes-queue", {"gpus_per_node": 4}, '"--workers"\n        - "4"'),
-    ("kubernetes-scaling", {"node_counts": (1, 8), "gpus_per_node": 2}, '"2,16"'),
-    ("kubernetes-scaling", {"node_counts": (1, 8)}, "completions: 8\n"),
-    ("kubernetes-scaling", {"pvc": ("p",), "run": "s"}, '"-o"\n        - /data/s\n'),
 ]
 
 
@@ -139,13 +135,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"command": ("train.py", "a\nb")}, "the script's arguments"),
     ({"command": ("x" * 32000,) * 5}, "too long"),
     ({"workers": 2}, "not used by"),
-    ({"node_counts": (1, 2)}, "not used by"),
     ({"kind": "kubernetes-x"}, "unknown manifest"),
     ({"kind": "kubernetes-queue", "command": ("x",)}, "not used by"),
     ({"kind": "kubernetes-queue", "command": ()}, "no volume is given"),
     ({"kind": "kubernetes-queue", "command": (), "pvc": ("p",)}, "needs a run"),
-    ({"kind": "kubernetes-scaling", "nodes": 2}, "not used by"),
-    ({"kind": "kubernetes-scaling", "node_counts": (2, 2)}, "given twice"),
 ]
 
 
@@ -334,7 +327,6 @@ def requests(draw: st.DrawFn) -> ManifestSpec:
         "toleration": st.tuples(QUALIFIED, LABEL).map(
             lambda two: (f"{two[0]}={two[1]}:NoSchedule",)
         ),
-        "node_counts": st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True).map(tuple),
         "command": st.lists(TRICKY, max_size=3).map(lambda words: ("train.py", *words)),
     }
     asked = {

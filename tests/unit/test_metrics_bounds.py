@@ -30,11 +30,9 @@ RANGES: dict[str, Range] = {
     "curvature": lambda n, d: (0.0, math.pi),
     "token_angle": lambda n, d: (0.0, math.pi),
     "alpha_req": lambda n, d: (0.0, math.inf),
-    "two_nn": lambda n, d: (0.0, math.inf),
     "lidar": lambda n, d: (0.0, min(n - 1, d)),
     "dime": lambda n, d: (-math.log(n), math.log(n)),
     "infonce": lambda n, d: (0.0, math.log1p((2 * n - 2) * math.exp(20))),
-    "linear_cka": lambda n, d: (0.0, 1.0),
 }
 """As the docstrings have them."""
 
@@ -61,21 +59,15 @@ KINDS: dict[str, Kind] = {
 def arguments(name: str, draws: np.random.Generator, kind: str) -> tuple[list[Any], int, int]:
     """What the function of a metric takes, with the number of rows and features."""
     n, d = (int(draws.choice([2, 3, 9, 20, 30])) for _ in range(2))
-    shapes: list[tuple[int, ...]] = [(n, d)]
-    if METRICS[name].scope == "views":
-        shapes = [(2, n, d)]
-    elif METRICS[name].scope == "layers":
-        shapes.append((n, int(draws.integers(1, 20))))
-    made = [KINDS[kind](draws, draws.normal(size=shape)) for shape in shapes]
-    return [torch.from_numpy(np.ascontiguousarray(one)) for one in made], n, d
+    shape = (2, n, d) if METRICS[name].scope == "views" else (n, d)
+    made = KINDS[kind](draws, draws.normal(size=shape))
+    return [torch.from_numpy(np.ascontiguousarray(made))], n, d
 
 
 def plain(name: str) -> list[Any]:
     """What the function of a metric takes, of a size for which all are defined."""
     made = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 12, 9)))
-    if METRICS[name].scope == "views":
-        return [made]
-    return list(made)[: 2 if METRICS[name].scope == "layers" else 1]
+    return [made if METRICS[name].scope == "views" else made[0]]
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.cuda]
 
 def given(name: str, n: int, d: int) -> list[Any]:
     scope = METRICS[name].scope
-    shape = {"views": (1, 4, n, d), "layers": (2, n, d)}.get(scope, (1, n, d))
+    shape = (1, 4, n, d) if scope == "views" else (1, n, d)
     return list(torch.from_numpy(np.random.default_rng(0).normal(size=shape)))
 
 

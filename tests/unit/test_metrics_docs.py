@@ -17,7 +17,6 @@ GIVEN = {
     "tokens": "all tokens of all prompts",
     "dataset": "prompt means",
     "views": "means of",
-    "layers": "means of two layers",
 }
 
 

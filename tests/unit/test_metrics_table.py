@@ -24,17 +24,17 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_known_answer_is_found(part: Any) -> None:
     answers = list(part("metricanswers").known_answers())
 
-    assert len(answers) >= 20
+    assert len(answers) >= 17
     for metric, what, _, value, found in answers:
         assert found == pytest.approx(value, abs=1e-12), f"{metric}: {what}"
 
 
-@pytest.mark.slow  # importing scikit-dimension takes seconds
+@pytest.mark.slow  # importing scikit-learn takes seconds
 def test_metrics_agree_with_every_piece_of_independent_code(part: Any) -> None:
     rows = part("metricanswers").agreement_rows(2)
 
     code = {row[1] for row in rows}
-    assert {"slow loops", "scikit-dimension", "torch cross_entropy"} <= code
+    assert {"slow loops", "torch cross_entropy"} <= code
     assert {row[2] for row in rows} == {"1", "2"}
     assert max(float(row[3]) for row in rows) < 1e-11
 

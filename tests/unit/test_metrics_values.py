@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +15,8 @@ from hpc_toolkit.science.metrics import (
     anisotropy,
     curvature,
     effective_rank,
-    linear_cka,
     matrix_entropy,
     rankme,
-    two_nn,
 )
 from hpc_toolkit.science.metrics.geometry import CurvatureVariant
 from tests.unit import metric_references as slow
@@ -100,109 +98,6 @@ def test_curvature_leaves_out_steps_of_length_zero() -> None:
     assert float(curvature(torch.ones(5, 2))) == 0
 
 
-Method = Literal["mle", "linear"]
-METHODS: tuple[Method, ...] = ("mle", "linear")
-
-
-def test_two_nn_of_four_points_on_a_line_is_what_the_formula_gives() -> None:
-    # Distances to the nearest two: (1, 3), (1, 2), (2, 3), (4, 6): ratios 3, 2, 1.5, 1.5.
-    z = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
-    logs = np.log([1.5, 1.5, 2.0, 3.0])
-
-    assert float(two_nn(z, discard=0.0)) == pytest.approx(3 / logs.sum(), rel=1e-14)
-    censored = 2 / (logs[:3].sum() + logs[2])
-    assert float(two_nn(z, discard=0.25)) == pytest.approx(censored, rel=1e-14)
-    rise = -np.log(1 - np.array([1, 2, 3]) / 4)
-    slope = (rise * logs[:3]).sum() / (logs[:3] ** 2).sum()
-    assert float(two_nn(z, method="linear", discard=0.25)) == pytest.approx(slope, rel=1e-14)
-
-
-@settings(max_examples=30)
-@given(
-    st.integers(0, 10**6),
-    st.integers(4, 30),
-    st.integers(1, 8),
-    st.sampled_from(METHODS),
-    st.sampled_from([0.1, 0.3, 0.5]),
-)
-def test_two_nn_agrees_with_the_slow_reference(
-    seed: int, n: int, d: int, method: Method, discard: float
-) -> None:
-    z = slow.random_rows(seed, n, d)
-
-    got = float(two_nn(torch.from_numpy(z), method=method, discard=discard))
-
-    assert got == pytest.approx(slow.two_nn(z, method, discard), rel=1e-9)
-    assert got > 0
-
-
-def test_two_nn_counts_equal_rows_once() -> None:
-    z = torch.from_numpy(slow.random_rows(2, 20, 3))
-    zero = torch.zeros(1, 3, dtype=torch.float64)
-
-    assert float(two_nn(torch.cat([z, z[:7], z[:1]]))) == float(two_nn(z))
-    assert float(two_nn(torch.cat([z, zero, -zero]))) == float(two_nn(torch.cat([z, zero])))
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("share", [0.01, 1.0])
-def test_two_nn_counts_rows_once_that_rounding_alone_tells_apart(
-    method: Method, share: float
-) -> None:
-    z = torch.from_numpy(slow.random_rows(8, 500, 16)).float()
-    draws = np.random.default_rng(9).normal(size=(round(share * 500), 16))
-    again = (z[: len(draws)] * (1 + 6e-8 * torch.from_numpy(draws))).float()
-
-    got = float(two_nn(torch.cat([z, again]), method=method))
-
-    assert got == pytest.approx(float(two_nn(z, method=method)), rel=1e-4)
-
-
-def test_two_nn_without_a_tolerance_counts_every_row_that_is_not_equal() -> None:
-    # Distances to the nearest two: (e, 1), (e, 1 - e), (1 - e, 1), (2, 3 - e), with e small.
-    e = 1e-5
-    z = torch.tensor([[0.0], [e], [1.0], [3.0]], dtype=torch.float64)
-    logs = np.log(sorted([1 / e, (1 - e) / e, 1 / (1 - e), (3 - e) / 2]))
-
-    assert float(two_nn(z, discard=0.0, tolerance=0.0)) == pytest.approx(3 / logs.sum(), rel=1e-9)
-    once = np.log([3.0, 2.0, 1.5])  # 0, 1 and 3
-    assert float(two_nn(z, discard=0.0)) == pytest.approx(2 / once.sum(), rel=1e-4)
-
-
-def test_two_nn_tells_near_neighbours_apart_far_from_the_origin() -> None:
-    z = torch.from_numpy(slow.random_rows(3, 40, 3))
-    far = z * 2.0**-20 + 2.0**10  # |a|^2 + |b|^2 - 2 a b would leave no digit of the distances
-
-    near = float(two_nn((far - 2.0**10) * 2.0**20))
-
-    assert float(two_nn(far)) == pytest.approx(near, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("z", "options", "message"),
-    [
-        (torch.eye(2), {}, r"at least 3 rows"),
-        (torch.ones(9, 2), {}, "needs 3 different rows, got 1"),
-        (torch.tensor([[0.0], [-0.0], [1.0], [1.0]]), {}, "different rows, got 2"),
-        (torch.eye(9), {}, "at equal distances"),
-        (torch.eye(5), {"discard": 0.9}, "0 of 5 ratios left"),
-        (torch.eye(5), {"discard": 1.0}, r"at least 0 and below 1, got 1\.0"),
-        (torch.eye(5), {"discard": torch.nan}, "got nan"),
-        (torch.eye(5), {"tolerance": -1e-3}, r"at least 0 and below 1, got -0\.001"),
-        (torch.eye(5), {"tolerance": torch.nan}, "got nan"),
-        (torch.eye(5), {"method": "mean"}, "unknown method 'mean'"),
-        (
-            torch.tensor([[1.0], [2e-200], [1e-200], [0.0]], dtype=torch.float64),
-            {},
-            "needs 3 different rows, got 2",
-        ),
-    ],
-)
-def test_two_nn_that_is_not_defined_is_named(z: Any, options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        two_nn(z, **options)
-
-
 def planted(exponent: float, *, n: int = 200, d: int = 120, centred: bool = True) -> Any:
     values = np.arange(1, d + 1) ** (-exponent / 2)
     return torch.from_numpy(slow.with_spectrum(7, n, values, centred=centred))
@@ -260,40 +155,6 @@ def test_alpha_req_without_centring_reads_the_mean_as_a_direction() -> None:
 def test_alpha_req_that_cannot_be_fitted_is_named(z: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         alpha_req(z, **options)
-
-
-def pair(seed: int, n: int, d1: int, d2: int) -> Any:
-    x, y = slow.random_rows(seed, n, d1), slow.random_rows(seed + 1, n, d2)
-    y[:, : min(d1, d2)] += x[:, : min(d1, d2)]  # related, so that nothing is near 0
-    return torch.from_numpy(x), torch.from_numpy(y)
-
-
-@settings(max_examples=30)
-@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 12), st.integers(1, 12))
-def test_cka_agrees_with_the_slow_reference_and_stays_in_bounds(
-    seed: int, n: int, d1: int, d2: int
-) -> None:
-    x, y = pair(seed, n, d1, d2)
-
-    got = float(linear_cka(x, y))
-
-    assert got == pytest.approx(slow.linear_cka(x.numpy(), y.numpy()), abs=1e-12)
-    assert 0 <= got <= 1
-    assert float(linear_cka(y, x)) == pytest.approx(got, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (torch.eye(4), torch.eye(5), r"the same rows, got shapes \(4, 4\) and \(5, 5\)"),
-        (torch.ones(4, 2), torch.eye(4), "all rows of the first representation are equal"),
-        (torch.eye(4), torch.full((4, 2), 1e9 / 3), "all rows of the second"),
-        (torch.eye(1), torch.eye(1), "all rows of the first"),
-    ],
-)
-def test_cka_that_is_not_defined_is_named(x: Any, y: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        linear_cka(x, y)
 
 
 def rotation(seed: int, d: int) -> Any:

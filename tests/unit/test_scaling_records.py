@@ -70,15 +70,13 @@ def test_trained_and_frozen_parameters_are_on_the_page_and_in_the_data(
 
 
 def test_repeats_become_one_point_and_their_medians_its_details() -> None:
-    ranks = {"cpu_percent": 10.0, "gpu_percent": 80.0, "gpu_percent_least": 50.0}
     odd = {**record(2, 20.0, 1), "memory": {"rss": float("inf")}}
-    (series,) = series_of([record(1, 10.0), record(2, 16.0, utilisation_of_ranks=ranks), odd])
+    (series,) = series_of([record(1, 10.0), record(2, 16.0), odd])
 
     assert [point.rates for point in series.points] == [(10.0,), (16.0, 20.0)]
     assert series.points[1].shares == {"communication": 0.2, "loading": 0.01}
     assert series.points[1].details["all_reduce_s"] == 0.2
     assert series.points[1].details["tokens_per_s"] == 128 * 18
-    assert [series.points[1].details.get(key) for key in ranks] == [10.0, 80.0, 50.0]
     assert series.points[1].details["rss_bytes"] == 1000  # what no float can hold is left out
 
 
@@ -121,7 +119,6 @@ def test_lines_of_a_pods_log_are_found_behind_prefixes_and_among_other_text() ->
         ({"shares": {"loading": None}}, "loading is None"),
         ({"machine": {"cpus": "2"}}, "cpus is '2'"),
         ({"variation": {"loader_workers": "2"}}, "loader_workers is '2'"),
-        ({"utilisation_of_ranks": 3}, "utilisation_of_ranks is 3"),
     ],
 )
 def test_a_damaged_record_is_named_by_its_line(change: dict[str, Any], match: str) -> None:

@@ -22,16 +22,13 @@ from hpc_toolkit.training.scaling.settings import Settings, Variation
 @given(
     batch=st.integers(1, 99),
     weak=st.booleans(),
-    lora=st.integers(0, 8),
     cost=st.integers(0, 5000).map(lambda micro: micro / 1000),
     precision=st.sampled_from(["float32", "bf16"]),
 )
 def test_words_of_settings_are_read_back_as_the_same(
-    batch: int, weak: bool, lora: int, cost: float, precision: str
+    batch: int, weak: bool, cost: float, precision: str
 ) -> None:
-    settings = Settings(
-        batch_size=batch, weak=weak, lora_rank=lora, sample_cost_ms=cost, precision=precision
-    )
+    settings = Settings(batch_size=batch, weak=weak, sample_cost_ms=cost, precision=precision)
     run = ScalingRun(
         directory=Path("out"),
         world_sizes=(1,),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hpc_toolkit.campaign import searchreport
 from hpc_toolkit.campaign.searchfigures import expected_best
 from hpc_toolkit.campaign.settings import parse_campaign
-from hpc_toolkit.report.page import Section, as_html, as_markdown
+from hpc_toolkit.report.page import Section, as_html
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit import reporting
 from tests.hostile import HOSTILE
@@ -82,9 +82,9 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     drawn = figures(sections)
     assert "random order is exact" in drawn["Best reward so far"].caption
     assert "random order" in drawn["Best reward so far"].svg
-    assert re.fullmatch(
-        r"After \d+ evaluations the best reward is \d\.\d{4}; it was found after \d+\.",
-        drawn["Best reward so far"].alt,
+    assert re.search(
+        r">After \d+ evaluations the best reward is \d\.\d{4}; it was found after \d+\.<",
+        drawn["Best reward so far"].svg,
     )
     (table,) = sections[1].tables
     assert table.rows[0][1] == "m/step16/layer2"
@@ -112,7 +112,6 @@ RACE = {"policy": "racing", "options": {"first": 2, "c": 0.0}}
         (GP, all_fail, None, "No arm has a reward."),
         ({**GP, "asks": "window"}, value_of, 2, "The search goes on."),
         (RACE, value_of, None, ", 2 of 3 tasks"),
-        ({"policy": "halving"}, value_of, 2, "goes on"),
     ],
 )
 def test_every_search_has_sections(
@@ -170,8 +169,7 @@ def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.Mon
     sections = search_of(played.root)
 
     page = as_html("R", sections)
-    for form in (page, as_markdown("R", sections)):
-        assert all(one.isprintable() or one == "\n" for one in form)
+    assert all(one.isprintable() or one == "\n" for one in page)
     assert page.count("<script>") == 1
     parsed = Page(page)
     assert parsed.open == []

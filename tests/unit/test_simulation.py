@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from replay import score_table
 from simulation.cluster import simulate
 from simulation.scenario import Group, Kill, Preemption, Scenario
 
-from hpc_toolkit.bandit.bench.replay import score_table
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import Manifest, RunPaths

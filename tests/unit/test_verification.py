@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.results.snapshots import read_rows
-from hpc_toolkit.results.verification import Problem, Range, recompute, verify
-from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.results.verification import Range, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,55 +102,3 @@ def test_a_file_of_something_else_is_refused(
 
     with pytest.raises(error, match=match):
         read_rows(tmp_path / name)
-
-
-CODE = """
-import random
-
-def value(item):
-    if item["seed"] == 2:
-        raise OSError("gone")
-    return {"mean": 0.25 * item["seed"], "deep": {"steps": [1.0, item["seed"]]}}
-
-def noisy(item):
-    return {**value(item), "deep": {"steps": [1.0 + 1e-6, item["seed"]], "time": random.random()}}
-
-"""
-
-
-@pytest.fixture
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module of workloads."""
-    (tmp_path / "code_of_verification.py").write_text(CODE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "code_of_verification", raising=False)
-    return "code_of_verification"
-
-
-def stage(function: str, **changes: Any) -> StageSpec:
-    return StageSpec(name="items", workload=WorkloadSpec(function=function), **changes)
-
-
-def test_results_that_come_out_otherwise_are_named(code: str) -> None:
-    rows = [row(0, value={"mean": 0.5}), row(1), row(2)]
-
-    again, problems = recompute(stage(f"{code}:value"), rows, count=3)
-
-    assert again == 3
-    found = {one.item["seed"]: one.what for one in problems}
-    assert found == {
-        0: 'value.mean was 0.5, is 0.0; value.deep was null, is {"steps": [1.0, 0]}',
-        2: "fails now: OSError: gone",
-    }
-    assert {one.kind for one in problems} == {"recomputed"}
-
-
-def test_the_tolerance_and_the_keys_to_ignore_decide_what_is_the_same(code: str) -> None:
-    function, rows = stage(f"{code}:noisy"), [row(1)]
-
-    def problems(**how: Any) -> list[Problem]:
-        return recompute(function, rows, count=1, **how)[1]
-
-    assert "value.deep.time" in problems(tolerance=1e-5)[0].what
-    assert "value.deep.steps[0]" in problems(ignore=("time",))[0].what
-    assert problems(tolerance=1e-5, ignore=("time",)) == []

@@ -16,7 +16,6 @@ from hpc_toolkit.science.workloads.pythia import (
     parse_layers,
     parse_steps,
     pythia_items,
-    suspects,
 )
 
 GRID = ("--sizes", "14m,70m,410m", "--steps", "0,1000:143000:1000")
@@ -120,12 +119,3 @@ def test_deduplicated_twins_are_named_and_those_without_one_refused() -> None:
     ]
     with pytest.raises(ConfigError, match="pythia-31m has no deduplicated version"):
         pythia_items(["1b", "31m"], [0], deduped=True)
-
-
-def test_checkpoints_that_are_reported_wrong_are_warned_of_and_still_listed() -> None:
-    result = call("--sizes", "12b,14m", "--steps", "49000,50000", "--layers", "last")
-
-    assert len(result.stdout.splitlines()) == 4
-    assert result.stderr.startswith("warning: pythia-12b at step 50000: embeddings")
-    assert "issues/206" in result.stderr
-    assert list(suspects(["2.8b"], [66_000])) == []

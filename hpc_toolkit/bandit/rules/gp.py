@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,7 +16,7 @@ import numpy as np
 from hpc_toolkit.bandit import rule
 from hpc_toolkit.bandit.arms import FEATURES, columns
 from hpc_toolkit.bandit.policy import Bools, Floats, Indices, Proposal
-from hpc_toolkit.bandit.regression import Posterior, Surfaces, column_scales, fit
+from hpc_toolkit.bandit.regression import Posterior, column_scales, fit
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.installation import how_to_add
 
@@ -123,13 +122,6 @@ class Ask:
     chosen: int
     """How many arms this ask has chosen already."""
 
-    @cached_property
-    def surfaces(self) -> Surfaces:
-        """Draws over the arms without results, from the posterior at the first use."""
-        untold = np.ones(len(self.free), dtype=np.bool_)
-        untold[[*self.history.scored, *self.history.failed]] = False
-        return Surfaces(self.posterior, untold)
-
 
 @dataclass(frozen=True, slots=True)
 class GpRule(Guided):
@@ -142,17 +134,13 @@ class GpRule(Guided):
     scales: str = rule.word_option("one", SCALES)
     """Whether one length scale is fitted for all columns, or "each" column counts for itself."""
 
-    believes: ClassVar[bool] = True
-    """Whether pending arms, and those chosen earlier in an ask, lower the uncertainty around them
-    (kriging believer)."""
-
     def _climb(
         self, history: rule.History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
         posterior = self._fitted(history, points)
-        if self.believes:
-            for index in sorted((*history.pending, *opening)):
-                posterior.believe(index)
+        # Pending and chosen arms lower the uncertainty around them (kriging believer).
+        for index in sorted((*history.pending, *opening)):
+            posterior.believe(index)
         ask = Ask(history, posterior, free_arms(history, opening), len(opening))
         proposals = []
         for _ in range(n):
@@ -160,8 +148,7 @@ class GpRule(Guided):
             proposals.append(Proposal(history.table.ids[index]))
             ask.free[index] = False
             ask.chosen += 1
-            if self.believes:
-                posterior.believe(index)
+            posterior.believe(index)
         return proposals
 
     def _fitted(self, history: rule.History, points: Floats) -> Posterior:
@@ -232,27 +219,6 @@ class GpEi(GpRule):
         best = float(ask.posterior.mean[known].max())
         improvement = log_expected_improvement(ask.posterior.mean, ask.posterior.sd, best)
         return first_best_of(improvement, ask.free)
-
-
-@dataclass(frozen=True, slots=True)
-class GpTs(GpRule):
-    """Propose the best arm of a reward surface drawn from the posterior, a new one per proposal.
-
-    Surfaces are drawn over all arms without results, or over the 600 with the highest bounds.
-    Pending arms do not change the posterior: draws differ by themselves (Kandasamy et al. 2018).
-    """
-
-    name: ClassVar[str] = "gp-ts"
-    believes: ClassVar[bool] = False
-
-    def _pick(self, ask: Ask) -> int:
-        # Surfaces include pending arms, so that they do not depend on which arms are pending.
-        surface = np.full(len(ask.free), -np.inf)
-        generator = rule.drawn(ask.history, rule.Stream.GP_SAMPLE, ask.chosen)
-        surface[ask.surfaces.arms] = ask.surfaces.draw(generator)
-        if not ask.free[ask.surfaces.arms].any():
-            surface = ask.posterior.mean
-        return first_best_of(surface, ask.free)
 
 
 MOST_DRAWS = 8

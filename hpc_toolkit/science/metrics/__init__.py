@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.science.metrics.geometry import anisotropy, curvature, linear_cka, two_nn
+from hpc_toolkit.science.metrics.geometry import anisotropy, curvature
 from hpc_toolkit.science.metrics.rows import masked_mean
 from hpc_toolkit.science.metrics.spectrum import (
     alpha_req,
@@ -39,11 +39,9 @@ __all__ = [
     "effective_rank",
     "infonce",
     "lidar",
-    "linear_cka",
     "masked_mean",
     "matrix_entropy",
     "rankme",
-    "two_nn",
 ]
 
 
@@ -51,14 +49,13 @@ __all__ = [
 class Metric:
     """A metric that gives one number for one layer."""
 
-    scope: Literal["prompt", "tokens", "dataset", "views", "layers"]
+    scope: Literal["prompt", "tokens", "dataset", "views"]
     """The input of the function. ``prompt``: the tokens of each prompt; the values are then
     averaged over prompts. ``tokens``: the tokens of all prompts together. ``dataset``: one mean row
-    per prompt. ``views``: one mean row for each of several augmentations of every prompt.
-    ``layers``: one mean row per prompt for each of two layers."""
+    per prompt. ``views``: one mean row for each of several augmentations of every prompt."""
     function: Callable[..., Tensor]
     """``(z, lengths)`` for ``prompt`` and ``tokens``, ``(z)`` for ``dataset``, ``(z)`` of shape
-    ``(views, prompts, features)`` for ``views``, ``(x, y)`` for ``layers``."""
+    ``(views, prompts, features)`` for ``views``."""
     about: str
     """One line with the definition, the chosen options and the range."""
     fewest: int = 1
@@ -109,12 +106,6 @@ METRICS: dict[str, Metric] = {
         "decay of the prompt means' covariance eigenvalues 6 to 100, log-log slope: 0 upwards",
         fewest=9,
     ),
-    "two_nn": Metric(
-        "dataset",
-        two_nn,
-        "TwoNN intrinsic dimension of the prompt means (mle): 0 upwards",
-        fewest=3,
-    ),
     "lidar": Metric(
         "views",
         lambda z: lidar(z.movedim(-3, -2)),
@@ -131,9 +122,6 @@ METRICS: dict[str, Metric] = {
         _of_first_two(infonce),
         "SimCLR loss of the first two views (centred, temperature 0.1), low is good: 0 upwards",
         fewest=2,
-    ),
-    "linear_cka": Metric(
-        "layers", linear_cka, "linear CKA of two layers' prompt means: 0..1", fewest=2
     ),
 }
 """Every metric, by its name in results and tables."""

@@ -105,9 +105,8 @@ class LayerMetrics(onepass.OfCheckpoints):
             prompts: a list of texts, or the path of a file with one text per line.
             max_prompts: use only this many prompts, from the first.
             metrics: names in `METRICS`; `STANDARD` by default. A metric of views costs a forward
-                pass over each view; a metric of layers compares each layer with the last.
-                ``module:name`` is a metric of the user's: a `Metric`, or a function of the prompts'
-                means, shape (prompts, features), that returns a number.
+                pass over each view. ``module:name`` is a metric of the user's: a `Metric`, or a
+                function of the prompts' means, shape (prompts, features), that returns a number.
             views: number of augmentations of each prompt, for the metrics that compare them.
             view_seed: seed of the augmentations.
 
@@ -314,12 +313,10 @@ class MeasuredLayers:
             case "prompt" | "tokens":
                 return sums.of_tokens(name)
             case "dataset":
-                given = [sums.rows()]
-            case "views":
-                given = [torch.stack([view[layer] for view in self._views])]
-            case _:  # two layers
-                given = [sums.rows(), self._sums[-1].rows()]
-        return float(metric.function(*(one.to(self._device) for one in given)))
+                given = sums.rows()
+            case _:
+                given = torch.stack([view[layer] for view in self._views])
+        return float(metric.function(given.to(self._device)))
 
 
 def _means(
@@ -355,7 +352,7 @@ class _LayerSums:
     def add(self, states: Tensor, lengths: Tensor, times: Tensor) -> None:
         """Add the states of texts, each of which counts ``times`` times."""
         scopes = {metric.scope for metric in self._metrics.values()}
-        if scopes & {"dataset", "layers"}:
+        if "dataset" in scopes:
             self._means.append(masked_mean(states, lengths).cpu().repeat_interleave(times, dim=0))
         times = times.to(states.device)
         if "tokens" in scopes:

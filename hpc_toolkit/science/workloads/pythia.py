@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.system.quantities import counted, parse_range
+from hpc_toolkit.system.quantities import parse_range
 
 HUB = "EleutherAI/pythia-{size}@step{step}"
 """Name of a checkpoint on the hub; ``{size}`` gets the suffix ``-deduped`` if requested."""
@@ -59,48 +58,6 @@ WIDTHS = {
 
 _NOT_DEDUPED = {"14m", "31m"}
 """Sizes without a twin model trained on the deduplicated Pile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """Checkpoints whose weights are reported not to be those of their step."""
-
-    sizes: frozenset[str]
-    """Sizes of the models trained on the full Pile; no report names a deduplicated model."""
-    steps: frozenset[int]
-    what: str
-    source: str
-    """The report; open on 2026-11-21, and not verified for hpctk."""
-
-
-_REPORT = "github.com/EleutherAI/pythia/issues/"
-_FINAL_2_8B = {
-    *(step for step in REVISIONS if step <= 53_000),
-    *(1000 * k for k in (55, 60, 65, 70, 80, 90, 100, 103, 110, 120, 130, 140)),
-    *(1000 * k for k in (54, 56, 57, 58, 59, 61, 62, 63, 64)),
-}
-SUSPECT: tuple[Suspect, ...] = (
-    Suspect(
-        frozenset(SIZES) - {"2.8b"},
-        frozenset({1, 2}),
-        "the weights are those of step 0",
-        f"{_REPORT}83 and 198",
-    ),
-    Suspect(
-        frozenset({"2.8b"}),
-        frozenset(_FINAL_2_8B),
-        "the weights are those of the end of training, or nearly",
-        f"{_REPORT}205",
-    ),
-    Suspect(
-        frozenset({"12b"}),
-        frozenset({50_000, 58_000}),
-        "embeddings and first blocks are those of the end of training",
-        f"{_REPORT}206",
-    ),
-)
-"""Faults of checkpoints on the hub by open reports. Items are made for them all the same: a later
-upload may have fixed them, and otherwise equal weights show as equal results."""
 
 
 def pythia_items(
@@ -202,18 +159,6 @@ def parse_layers(text: str, size: str) -> list[int]:
             raise ConfigError(msg, hint="give each size its own list, or say blocks")
         found.update(layers)
     return sorted(found)
-
-
-def suspects(sizes: Sequence[str], steps: Sequence[int]) -> Iterator[str]:
-    """Yield a line for each report in `SUSPECT` about these checkpoints of the full Pile."""
-    for one in SUSPECT:
-        models = [size for size in sizes if size in one.sizes]
-        found = [step for step in steps if step in one.steps]
-        if models and found:
-            names = ", ".join(f"pythia-{size}" for size in models)
-            more = f" and {counted(len(found) - 3, 'more step')}" if len(found) > 3 else ""
-            which = f"{', '.join(map(str, found[:3]))}{more}"
-            yield f"{names} at step {which}: {one.what}, as reported ({one.source})"
 
 
 _KNOWN = frozenset(REVISIONS)

@@ -27,6 +27,8 @@ from hpc_toolkit.system.quantities import format_size
 _PACKAGES = (".dist-info", ".egg-info", ".egg-link", ".pth")
 _OF_CONDA = frozenset({"envs", "pkgs"})
 """Other environments and downloads in the directory of a base environment."""
+_BLOCK = 1 << 20
+"""NFS clients wait when a page is written in several parts."""
 _TRIAL = "import sys; print(sys.prefix)"
 
 
@@ -80,7 +82,7 @@ def _archive(prefix: Path, archive: Path) -> None:
 
 
 def _write(prefix: Path, file: IO[bytes]) -> None:
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
+    with tarfile.open(fileobj=file, mode="w|", bufsize=_BLOCK, format=tarfile.GNU_FORMAT) as tar:
         for path in _below(prefix):
             # Python processes write .pyc files meanwhile, under other names first.
             with suppress(FileNotFoundError):
@@ -126,7 +128,7 @@ def _extract(archive: Path, copy: Path) -> None:
     copy.mkdir(mode=0o700)
     if os.statvfs(copy).f_flag & os.ST_NOEXEC:
         raise StagingError(f"{copy} is mounted noexec")
-    with tarfile.open(archive, "r|", bufsize=1 << 20) as tar:
+    with tarfile.open(archive, "r|", bufsize=_BLOCK) as tar:
         tar.extractall(copy, filter=_extracted)  # noqa: S202 - the filter refuses unsafe ones
     _move_scripts(copy / "bin", sys.prefix, str(copy))
 

@@ -1,24 +1,17 @@
-"""The job that runs one program on all of its ranks: a command, a training, or a Ray driver."""
+"""The job that runs one program on all of its ranks: a command or a training."""
 
 from __future__ import annotations
 
 import os
-import re
-import secrets
-import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from hpc_toolkit.errors import TRY_AGAIN
-from hpc_toolkit.slurm.batch.job import Job, JobError
 from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Restarts, check_shown, cpus_per_task
-from hpc_toolkit.slurm.client import PATIENCE_S, ask
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
-from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import CUT_SHORT, WARNING
 
 # srun gives the highest code of all tasks. A task that is ended (SIGTERM, 143) because another one
@@ -33,8 +26,6 @@ _TASK = """{begin}hpctk_ended=0; trap hpctk_ended=1 TERM; trap {on_warning}
 if [ "$hpctk_code$hpctk_ended" = 1431 ]; then hpctk_code=1; echo "cut short (SIGTERM)" >&2; fi
 exit "$hpctk_code"
 """
-_PORTS = range(20000, 32000)
-"""Below the ports that kernels lend to outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +42,8 @@ class ProgramRequest:
     alone: bool = False
     """Whether the script is started as it is: it finds its directory in HPCTK_RUN_DIR, and keeps
     working when the time limit is near."""
-    bare: bool = False
-    """Whether the program takes the place of its task's shell, and handles all signals itself."""
     staging: Staging = NO_STAGING
     """What is copied to each node's own disk before the ranks start; the last rank removes it."""
-    prepare: Callable[[Job, tuple[str, ...]], tuple[str, ...]] = lambda _, words: words
-    """Called with ``words`` once the nodes have passed their checks; what it returns is run."""
     within_s: int = 60
     """Seconds that a node has to start its checks."""
 
@@ -83,10 +70,8 @@ class ProgramJob:
         # in a training they would wait for it.
         argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label", *cpus_per_task(self._job)]
         argv += [*request.srun, *request.container.srun_options()]
-        words = request.container.inside(list(request.prepare(self._job, request.words)))
-        task = _WORDS + 'exec "$@"\n'
-        if not request.bare:
-            task = _task(alone=request.alone, staging=request.staging)
+        words = request.container.inside(list(request.words))
+        task = _task(alone=request.alone, staging=request.staging)
         return [*argv, "sh", "-c", task, "task", *protected(words)]
 
     def _check_nodes(self) -> None:
@@ -135,57 +120,3 @@ def _task(*, alone: bool, staging: Staging) -> str:
     begin, end = staging.around()
     on_warning = ('""' if alone else ":") + f" {WARNING.name[3:]}"
     return _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)
-
-
-def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
-    """The command of each node's task, with ``os.environ`` ready for Ray.
-
-    ``hpc_toolkit.engines.raynode`` adds to it what Slurm gave the job of its node, and ends what
-    this job has started there: on the first node when the program has ended, on the others when
-    the first does not answer any more.
-
-    Raises JobError: there is no Ray, or Slurm does not say where the first node is.
-    """
-    scripts = Path(sys.executable).parent
-    if not os.access(scripts / "ray", os.X_OK):
-        raise JobError(f"no ray beside {sys.executable}", hint=how_to_add(extra="ray"))
-    environ = os.environ
-    environ["PATH"] = f"{scripts}:{environ.get('PATH', '')}"
-    head = _head(job)
-    if len(job.nodes) == 1:
-        environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    address = f"{head}:{_port(job, head)}"
-    environ["RAY_ADDRESS"] = address
-    # A process that reaches Ray can run programs as its user, and the ports of several nodes are
-    # open to all users of those nodes.
-    environ["RAY_AUTH_MODE"] = "token"
-    environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    environ["RAY_USAGE_STATS_ENABLED"] = environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    environ.setdefault("RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT", "120")
-    job.log(f"ray at {address}")
-    node = (sys.executable, "-Pm", "hpc_toolkit.engines.raynode", "ray", "symmetric-run")
-    return (*node, "--address", address, "--min-nodes", str(len(job.nodes)), "--", *program)
-
-
-def _head(job: Job) -> str:
-    """The address of the first node, which is not always its name."""
-    if len(job.nodes) == 1:
-        return "127.0.0.1"
-    shown = ask(["scontrol", "show", "node", "--oneliner", job.nodes[0]], timeout_s=PATIENCE_S)
-    found = re.search(r" NodeAddr=(\S+)", shown)
-    if found is None:
-        raise JobError(f"Slurm does not report the address of {job.nodes[0]}")
-    return found[1]
-
-
-def _port(job: Job, head: str) -> int:
-    """A free port of the first node, a different one after each restart."""
-    first = int(os.environ["SLURM_JOB_ID"]) + int(job.restarts)
-    for step in range(len(_PORTS)):
-        port = _PORTS[(first + step) % len(_PORTS)]
-        try:
-            socket.create_connection((head, port), timeout=5).close()
-        except OSError:
-            return port
-        job.log(f"port {port} is taken, trying the next one")
-    raise JobError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on {head}")

@@ -302,7 +302,9 @@ def _check_array(full: ScriptSpec, site: Cluster) -> None:
     if array.highest > limit:
         msg = f"--array: index {array.highest} is more than {site.name} has"
         msg += f" ({site.written('max_array_size')} = {site.max_array_size})"
-        raise RenderError(msg, hint=f"indices end at {limit}; 'hpctk submit' makes several arrays")
+        raise RenderError(
+            msg, hint=f"submit parts: --array 0-{limit} --array-offset N; or use a run"
+        )
 
 
 def check_number(jobs: int, spec: ScriptSpec, cluster: Cluster, where: str = "--array") -> None:

@@ -22,7 +22,6 @@ from hpc_toolkit.system.options import launcher_option
 _STARTERS = re.compile(r"(.*/)?(python[0-9.]*|torchrun|accelerate|srun|mpirun)")
 _EXAMPLE = {
     "command": "hpctk render command --nodes 2 -- python train.py",
-    s.RAY: "hpctk render ray --nodes 2 -- hpctk work RUN --engine ray --workers 8",
     "train-cpu": "hpctk render train-cpu -- trees.py --depth 6",
     "train-single-gpu": "hpctk render train-single-gpu -- train.py --lr 1",
     "train-multi-gpu": "hpctk render train-multi-gpu --gpus-per-node 4 -- train.py --lr 1",
@@ -103,9 +102,6 @@ def _unused(templates: tuple[str, ...], template: str) -> tuple[str, str]:
     if templates == s.ARRAYS:
         why = f"not supported by the template {template}"
         return why, "use the template array or command"
-    if template == s.RAY and "command" in templates:
-        why = "the template ray starts one task per node; Ray assigns CPUs and GPUs"
-        return why, "leave it out"
     if template not in s.TRAININGS:
         return unused, "leave it out, or render a train-... template"
     if templates == s.TASKS:
@@ -216,12 +212,9 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
 
     A task is a process that srun starts: a rank in the form task-per-gpu, else one launcher or
     program per node with the CPUs of all its ranks. ``cluster`` states CPUs per rank and per node.
-    The request must have passed ``check_template``. A request for the template ray gets one task
-    per node; requests for other templates are returned unchanged. Raises RenderError for ranks that
-    their backend cannot join.
+    The request must have passed ``check_template``; requests for other templates are returned
+    unchanged. Raises RenderError for ranks that their backend cannot join.
     """
-    if template == s.RAY:
-        return replace(spec, ntasks_per_node=1)
     if template not in s.TRAININGS:
         return spec
     gpus = spec.gpus_per_node or (1 if template == "train-single-gpu" else 0)

@@ -36,7 +36,7 @@ from hpc_toolkit.slurm.render.directives import (
     ranks,
 )
 from hpc_toolkit.slurm.render.file import Header
-from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, QUEUES, RAY, ScriptSpec, read_spec, shown
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, QUEUES, ScriptSpec, read_spec, shown
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -52,7 +52,7 @@ _WIDTH = 116
 Step = tuple[list[str], str]
 """The words of a command, and the log message if the command fails."""
 
-_KIND = {**dict.fromkeys(QUEUES, "work"), "command": "command", RAY: RAY}
+_KIND = {**dict.fromkeys(QUEUES, "work"), "command": "command"}
 """The subcommand of hpctk batch; "train" for a training."""
 
 

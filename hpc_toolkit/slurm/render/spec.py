@@ -23,13 +23,10 @@ MAX_RESTARTS = 10
 QUEUES = ("work-queue", "array", "campaign")
 """Templates that start workers on a run."""
 
-RAY = "ray"
-"""The template that starts a Ray cluster and runs its driver."""
-
 TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
 """Templates that start the ranks of a training script."""
 
-PROGRAMS = ("command", RAY, *TRAININGS)
+PROGRAMS = ("command", *TRAININGS)
 """Templates that start a user's program instead of workers on a run."""
 
 ARRAYS = ("array", "command")
@@ -43,7 +40,6 @@ BOUND = ("command", *TRAININGS)
 
 _ALL = (*QUEUES, *PROGRAMS)
 _WITH_GPUS = tuple(one for one in _ALL if one != "train-cpu")
-_NOT_RAY = (*TASKS, *TRAININGS)
 _LAUNCHED = TRAININGS[1:]
 _SEVERAL = TRAININGS[2:]
 
@@ -211,16 +207,16 @@ class ScriptSpec:
         text(v.PROGRAMS, "an absolute path without ':'"), "Use this virtual environment.", "DIR"))
     container: str | None = _field(None, Row(ENVIRONMENT,
         text(v.NO_OPTION, "an image: a file, or docker://name:tag"), "Run the ranks in this image.",
-        "IMAGE", templates=_NOT_RAY))
+        "IMAGE", templates=_ALL))
     bind: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.BINDS, "Bind a directory.",
         "FROM[:TO[:ro]]", needs="container"))
     stage_env: bool = _field(False, Row(ENVIRONMENT, v.FLAG,
         "Copy the environment of --python to each node's disk first.", "", excludes=("container",),
-        templates=_NOT_RAY, plain=False))
+        plain=False))
     stage_dir: str | None = _field(None, Row(ENVIRONMENT,
         path(v.ABSOLUTE, "an absolute path on the nodes' own disks"),
         "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR", needs="stage stage_env",
-        templates=_NOT_RAY, plain=False))
+        plain=False))
     node_setup: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,
         "Run this first, once on each node.", "COMMAND", plain=False))
     teardown: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,

@@ -1,10 +1,10 @@
-"""Analyze measurements and tables: compare their world sizes, judge them, show a table and JSON."""
+"""Analyze measurements: compare their world sizes, judge them, show a table and JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hpc_toolkit.training.scaling.comparison import (
     judge,
 )
 from hpc_toolkit.training.scaling.records import parameters_text, read_source
-from hpc_toolkit.training.scaling.series import THOUSAND, Series, money, of_samples, priced
+from hpc_toolkit.training.scaling.series import THOUSAND, Series, money, priced
 
 Column = tuple[str, str, "Callable[[Any], str]"]
 """A heading, the key of :func:`_values` and a format."""
@@ -72,38 +72,33 @@ def analyze(
     found = Analysis([])
     for path in sources:
         for one in read_source(path):
-            series = priced(
-                of_samples(one, samples), price_per_gpu_hour=price_per_gpu_hour, cluster=cluster
+            series = replace(one, samples=samples or THOUSAND)
+            compared = compare(
+                priced(series, price_per_gpu_hour=price_per_gpu_hour, cluster=cluster)
             )
-            compared = compare(series)
             minimum = FAIR if min_efficiency is None else min_efficiency
             found.judged.append((compared, judge(compared, minimum)))
     return found
 
 
 def results_columns(series: Series) -> list[Column]:
-    spent = f"GPU-hours of {series.work}"
-    time: Column = (f"time of {series.work}", "seconds", format_duration)
-    rates = [time]
-    if series.work_samples == series.work_size:
-        rates = [("samples/s", "rate_per_s", digits), ("tokens/s", "tokens_per_s", digits)]
-        # Without a wish, the work is too small for a time that means anything.
-        rates += [] if series.work_size == THOUSAND else [time]
+    # 1,000 samples are too few for a time that means anything; their cost has its own column.
+    chosen = series.samples != THOUSAND
 
     def cost(amount: float) -> str:
         return money(digits(amount), series.currency)
 
     return [
-        *rates,
+        ("samples/s", "rate_per_s", digits),
+        ("tokens/s", "tokens_per_s", digits),
+        *([(f"time of {series.work}", "seconds", format_duration)] if chosen else []),
         ("speed-up", "speedup", "{:.2f}".format),
         ("efficiency", "efficiency", _percent),
         ("its spread", "efficiency_range", _range),
-        (spent, "gpu_hours", digits),
+        (f"GPU-hours of {series.work}", "gpu_hours", digits),
         ("premium", "premium", "{:+.1%}".format),
-        # The next column has the cost of 1,000 samples.
-        *([("cost", "cost", cost)] if series.work_samples != 1000 else []),
+        *([("cost", "cost", cost)] if chosen else []),
         ("cost per 1,000 samples", "cost_per_1000", cost),
-        (f"energy of {series.work}", "energy_kwh", lambda energy: f"{digits(energy)} kWh"),
     ]
 
 
@@ -121,7 +116,6 @@ def _size(size_bytes: float) -> str:
 
 
 _percent = "{:.1%}".format
-_whole_percent = "{:.0f}%".format
 _STEP: list[Column] = [
     ("step, median", "step_median_s", _milliseconds),
     ("p90", "step_p90_s", _milliseconds),
@@ -135,15 +129,11 @@ _STEP: list[Column] = [
     ("bus bandwidth", "bus_bytes_per_s", lambda rate: f"{rate / 1e9:.3g} GB/s"),
 ]
 """How the time of a step is divided."""
-_MACHINE: list[Column] = [
+_MEMORY: list[Column] = [
     ("memory of a rank", "rss_bytes", _size),
     ("GPU memory", "cuda_bytes", _size),
-    ("CPUs busy", "cpu_percent", _whole_percent),
-    ("GPUs busy", "gpu_percent", _whole_percent),
-    ("the least busy", "gpu_percent_least", _whole_percent),
-    ("power of a GPU", "gpu_power_w", "{:.0f} W".format),
 ]
-"""The ranks' memory and the use of CPUs and GPUs."""
+"""The ranks' memory."""
 
 
 def _values(row: Row) -> dict[str, Any]:
@@ -165,7 +155,7 @@ def digits(number: float) -> str:
 
 
 def _overview(judged: Sequence[tuple[Comparison, Verdict]]) -> Iterator[str]:
-    yield "| | use | its rate or time | efficiency | its cost |"
+    yield "| | use | its rate | efficiency | its cost |"
     yield "|---|---:|---:|---:|---:|"
     for comparison, verdict in judged:
         series = comparison.series
@@ -173,13 +163,10 @@ def _overview(judged: Sequence[tuple[Comparison, Verdict]]) -> Iterator[str]:
         cost = f"{digits(row.gpu_hours)} GPU-hours"
         if row.cost is not None:
             cost = money(digits(row.cost), series.currency)
-        speed = format_duration(3600 * row.hours)
-        if series.work_samples == series.work_size:
-            speed = f"{digits(row.rate)} samples/s"
         cells = (
             _name(series),
             str(verdict.world_size) if len(comparison.rows) > 1 else "measure another",
-            speed,
+            f"{digits(row.rate)} samples/s",
             f"{row.efficiency:.1%}",
             f"{cost} for {series.work}",
         )
@@ -197,7 +184,7 @@ def _section(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
     trained = filter(None, dict.fromkeys(parameters_text(row.details) for row in comparison.rows))
     yield "\n".join(f"- {reason}" for reason in (*trained, *verdict.reasons, *series.notes))
     rows = [_values(row) for row in comparison.rows]
-    tables = (_table(rows, columns) for columns in (results_columns(series), _STEP, _MACHINE))
+    tables = (_table(rows, columns) for columns in (results_columns(series), _STEP, _MEMORY))
     yield from filter(None, tables)
 
 
@@ -246,7 +233,6 @@ def _data(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
         "currency": series.currency,
         "cluster": series.cluster,
         "rows": [_row_data(row) for row in comparison.rows],
-        "serial_share": asdict(comparison.serial) if comparison.serial is not None else None,
         "advice": headline(comparison, verdict).replace("**", ""),
         "verdict": asdict(verdict),
         "notes": list(series.notes),

@@ -1,13 +1,7 @@
-"""Compare the world sizes of a series, fit Amdahl's or Gustafson's law, and judge them.
-
-Both laws are linear. Amdahl (1967): a fixed amount of work takes the time a + b / n on n ranks.
-Gustafson (1988): n ranks with work of their own do a + b n in a given time. The serial share, which
-more ranks do not shorten, is a / (a + b) in both.
-"""
+"""Compare the world sizes of a series, and judge them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,80 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.system.quantities import HOUR_S
 
 if TYPE_CHECKING:
-    from hpc_toolkit.training.scaling.series import Law, Point, Series
-
-
-# Student's t, 97.5 %, by degrees of freedom from 1 (Abramowitz and Stegun 1964, table 26.10).
-_STUDENT = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
-_NORMAL = 1.960
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SerialShare:
-    """A fitted law and its uncertainty."""
-
-    law: Law
-    """``strong`` is Amdahl's, ``weak`` is Gustafson's."""
-    share: float
-    """The serial share, 0 to 1."""
-    raw: float
-    """The share before clipping to 0 to 1; below 0 the speed-up was more than proportional."""
-    low: float | None
-    """Lower end of the 95 % interval; None with two world sizes: any two points are on a line."""
-    high: float | None
-    points: int
-    worst: float
-    """The largest deviation of a point from the line, as a share of the point."""
-
-    @property
-    def name(self) -> str:
-        return "Amdahl" if self.law == "strong" else "Gustafson"
-
-
-def fit(series: Series) -> SerialShare | None:
-    """Fit the serial share of a series; return None with one world size.
-
-    The fit is least squares on relative errors, over the medians of the world sizes: repeats on
-    one machine are too similar to count as separate points. The interval uses Student's t, with the
-    number of world sizes minus two as degrees of freedom, so it is wide for three points.
-    """
-    import numpy as np
-
-    if len(series.points) < 2:
-        return None
-    power = -1 if series.law == "strong" else 1
-    xs = [float(point.world_size) ** power for point in series.points]
-    # The share does not depend on the unit of the rates, but tiny numbers would add to its errors.
-    ys = [(point.rate / series.base.rate) ** power for point in series.points]
-    weights = 1 / np.array(ys)
-    if len(xs) == 2:
-        (b, a), covariance = np.polyfit(xs, ys, 1, w=weights).tolist(), None
-    else:
-        line, covariance = np.polyfit(xs, ys, 1, w=weights, cov=True)
-        b, a = line.tolist()
-    raw = a / (a + b) if a + b > 0 else 1.0
-    share = min(max(raw, 0.0), 1.0)
-    low = high = None
-    if covariance is not None:
-        # To first order in the errors of a and b.
-        slope = np.array([-a, b]) / (a + b) ** 2
-        free = len(xs) - 2
-        student = _STUDENT[free - 1] if free <= len(_STUDENT) else _NORMAL
-        half = student * math.sqrt(max(0.0, float(slope @ covariance @ slope)))
-        low, high = max(0.0, raw - half), min(1.0, raw + half)
-        low, high = min(low, share), max(high, share)
-    return SerialShare(
-        law=series.law,
-        share=share,
-        raw=raw,
-        low=low,
-        high=high,
-        points=len(xs),
-        worst=max(abs(a + b * x - y) / y for x, y in zip(xs, ys, strict=True)),
-    )
+    from hpc_toolkit.training.scaling.series import Point, Series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +19,7 @@ class Row:
     world_size: int
     repeats: int
     rate: float
-    """Median over repeats, in the unit of the series."""
+    """Median over repeats, in samples per second."""
     speedup: float
     """The rate divided by the rate of the smallest world size."""
     ideal: float
@@ -110,16 +31,14 @@ class Row:
     high: float
     """Highest efficiency of any pair of repeats."""
     hours: float
-    """Hours for the work of the series."""
+    """Hours for the samples of the series."""
     gpu_hours: float
     premium: float
-    """Extra cost of the work, as a share of its cost on the smallest world size."""
+    """Extra cost of the samples, as a share of its cost on the smallest world size."""
     cost: float | None
-    """Cost of the work; None without a price."""
+    """Cost of the samples; None without a price."""
     cost_per_1000: float | None
-    """Cost of 1,000 samples; None if the price or the number of samples is unknown."""
-    energy_kwh: float | None
-    """Energy of the GPUs for the work; None if their power is unknown."""
+    """Cost of 1,000 samples; None without a price."""
     shares: Mapping[str, float]
     details: Mapping[str, Any]
 
@@ -128,7 +47,6 @@ class Row:
 class Comparison:
     series: Series
     rows: tuple[Row, ...]
-    serial: SerialShare | None
 
 
 def compare(series: Series) -> Comparison:
@@ -136,7 +54,6 @@ def compare(series: Series) -> Comparison:
     return Comparison(
         series=series,
         rows=tuple(_row(series, point) for point in series.points),
-        serial=fit(series),
     )
 
 
@@ -144,17 +61,15 @@ def _row(series: Series, point: Point) -> Row:
     base = series.base
     ideal = point.world_size / base.world_size
     speedup = point.rate / base.rate
-    hours = series.work_size / point.rate / HOUR_S
+    hours = series.samples / point.rate / HOUR_S
     cost, of_base = (
         None
         if one.price_per_hour is None
-        else one.price_per_hour * series.work_size / one.rate / HOUR_S
+        else one.price_per_hour * series.samples / one.rate / HOUR_S
         for one in (point, base)
     )
     premium = ideal / speedup if cost is None or not of_base else cost / of_base
-    samples = series.work_samples
     gpu_hours = hours * point.world_size
-    watts = point.details.get("gpu_power_w", series.watts_per_gpu)
     return Row(
         world_size=point.world_size,
         repeats=len(point.rates),
@@ -169,8 +84,7 @@ def _row(series: Series, point: Point) -> Row:
         gpu_hours=gpu_hours,
         premium=premium - 1,
         cost=cost,
-        cost_per_1000=None if cost is None or not samples else cost * 1000 / samples,
-        energy_kwh=None if watts is None else watts * gpu_hours / 1000,
+        cost_per_1000=None if cost is None else cost * 1000 / series.samples,
         shares=point.shares,
         details=point.details,
     )
@@ -184,9 +98,6 @@ FAIR = 0.85
 
 POSSIBLE = 1.01
 """Highest efficiency that rounding can explain; more ranks cannot explain a higher one."""
-
-OPEN = 0.5
-"""Width of the serial share's interval above which the fitted law says nothing."""
 
 NOTABLE = 0.1
 """Smallest share of a step that is mentioned."""
@@ -226,12 +137,11 @@ def judge(comparison: Comparison, minimum: float = FAIR) -> Verdict:
         minimum=minimum,
         below=below,
         certain=not any(_unsure(row, minimum) for row in rows[1:]),
-        reasons=tuple(_reasons(comparison, chosen, minimum)),
+        reasons=tuple(_reasons(rows, chosen, minimum)),
     )
 
 
-def _reasons(comparison: Comparison, chosen: Row, minimum: float) -> Iterator[str]:
-    rows = comparison.rows
+def _reasons(rows: tuple[Row, ...], chosen: Row, minimum: float) -> Iterator[str]:
     if len(rows) == 1:
         yield "one world size says nothing about scaling"
         return
@@ -250,7 +160,6 @@ def _reasons(comparison: Comparison, chosen: Row, minimum: float) -> Iterator[st
         )
     yield from _causes(rows[-1])
     yield from _doubts(rows, minimum)
-    yield from _law(comparison)
 
 
 _CAUSES = {
@@ -293,25 +202,3 @@ def _doubts(rows: tuple[Row, ...], minimum: float) -> Iterator[str]:
                 f"on {row.world_size} the efficiency is {row.efficiency:.1%}, more than the ranks "
                 "explain: caches, rounded numbers, or a smallest world size that was disturbed"
             )
-
-
-def _law(comparison: Comparison) -> Iterator[str]:
-    serial = comparison.serial
-    assert serial is not None  # there are several world sizes
-    if serial.low is None or serial.high is None:
-        yield f"{serial.name}'s law goes through any two points: it predicts nothing here"
-        return
-    if serial.raw <= 0:
-        yield f"{serial.name}'s law finds no serial share"
-        return
-    if serial.raw >= 1:
-        yield f"more ranks are slower, which {serial.name}'s law does not know"
-        return
-    interval = f"95 % interval: {serial.low:.1%} to {serial.high:.1%}"
-    if serial.high - serial.low > OPEN:
-        yield f"{serial.name}'s law leaves the serial share open ({interval})"
-        return
-    yield (
-        f"{serial.name}'s law: {serial.share:.1%} of the work is serial ({interval}); "
-        f"no point is more than {serial.worst:.1%} from it"
-    )

@@ -1,12 +1,11 @@
-"""The launches of a scaling run, one for each world size, on this machine or on several hosts,
-and the Slurm jobs of a run."""
+"""The launches of a scaling run, one for each world size, on this machine, and its Slurm jobs."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +43,7 @@ class ScalingRun:
     """The measurements to make: settings, world sizes and output directory."""
 
     directory: Path
-    """Directory of the records, the ranks' logs and the monitor's samples."""
+    """Directory of the records, and of the ranks' logs."""
     world_sizes: tuple[int, ...]
     settings: Settings
     variations: tuple[Variation, ...] = ()
@@ -68,52 +67,12 @@ class ScalingRun:
         return ["-m", "hpc_toolkit.training.scaling.program", *self.words()]
 
 
-class Host(NamedTuple):
-    """This host among several that measure together. The same command runs on each of them."""
-
-    number: int
-    """The number of this host, from 0."""
-    address: str
-    """Name or address of host 0, where the ranks of several hosts meet."""
-    port: int
-    """The first of the ports of host 0 that are used, one for each world size."""
-    ranks: int
-    """Ranks of a full host."""
-    start_timeout_s: float
-    """How long to wait for the other hosts."""
-
-
 def hosts_of(world_size: int, per_host: int) -> int:
     """Return the number of hosts of the ranks. Raises ConfigError if the last one is not full."""
     if world_size > per_host and world_size % per_host:
         message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_host}"
         raise ConfigError(message, hint=f"use multiples of {per_host}, or set --ranks-per-node")
     return max(1, world_size // per_host)
-
-
-def launches_of(
-    world_sizes: Sequence[int], host: Host | None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the world sizes in which this machine joins, with the options of each launch.
-
-    The largest world size comes first on several hosts: all hosts wait for each other once, and a
-    host whose ranks are no longer needed is free at once.
-    """
-    if host is None:
-        for size in world_sizes:
-            yield size, {"nproc_per_node": size}
-        return
-    for number, size in enumerate(sorted(world_sizes, reverse=True)):
-        hosts = hosts_of(size, host.ranks)
-        if host.number >= hosts:
-            continue
-        options: dict[str, Any] = {"nproc_per_node": min(size, host.ranks)}
-        if hosts > 1:
-            # A port of its own, or an early host would join the launch that is just ending.
-            options |= {"nnodes": hosts, "node_rank": host.number}
-            options |= {"master_addr": host.address, "master_port": host.port + number}
-            options |= {"start_timeout": host.start_timeout_s}
-        yield size, options
 
 
 def launch_program(
@@ -126,17 +85,15 @@ def launch_program(
     Raises HpcToolkitError if a rank failed, or could not be started.
     """
     from hpc_toolkit.training.launch import launcher
-    from hpc_toolkit.training.launch.plan import START_TIMEOUT_S, Request
+    from hpc_toolkit.training.launch.plan import Request
 
     module = program[0] == "-m"
     script, *arguments = program[1:] if module else program
-    given = {"module": module, "redirects": "3", **options}
     outcome = launcher.launch(
         Request(
             script=script,
             arguments=tuple(arguments),
-            start_timeout_s=given.pop("start_timeout", START_TIMEOUT_S),
-            options=given,
+            options={"module": module, "redirects": "3", **options},
             backend=backend,
             run_dir=run_dir,
         )

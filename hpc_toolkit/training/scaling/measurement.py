@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean, median
@@ -17,13 +17,6 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.training.distributed import accumulating, all_gather
 from hpc_toolkit.training.distributed.group import DistributedInfo
-from hpc_toolkit.training.scaling.collectives import (
-    MIB,
-    expected_s,
-    synchronize,
-    time_all_reduces,
-    time_collective,
-)
 from hpc_toolkit.training.scaling.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+MIB = 2**20
 _FIRST_BUCKET = MIB
 """Size of DistributedDataParallel's first bucket; it is small so that the exchange begins early."""
 
@@ -78,7 +72,7 @@ class Training:
         for _ in range(count):
             began = time.perf_counter()
             waited = self._step(exchange=exchange)
-            synchronize(self.device)
+            _synchronize(self.device)
             times.append((time.perf_counter() - began, waited))
         return times
 
@@ -141,6 +135,7 @@ def _samples(
 
 _ITERATIONS = 5
 
+_WARMUP = 2
 _LARGE = 16 * MIB
 """Message size for the bandwidth, in bytes; so large that latency does not matter."""
 
@@ -190,17 +185,47 @@ def _exchange(
 
     ``typical_s`` are the median seconds of a step, ``apart_s`` those of a step without exchange.
     """
-    timed = time_collective("all_reduce", _LARGE, device=training.device, iterations=_ITERATIONS)
-    bandwidth, buckets = timed["bus_bytes_per_s"], training.buckets()
+    buckets, ranks = training.buckets(), info.world_size
+    large_s = _all_reduce_s([_LARGE], training.device)
     return {
         "gradient_bytes": sum(buckets),
         # The time that the exchange adds to a step; noise can make it negative.
         "exposed_s": typical_s - apart_s,
         "share": min(max(1 - apart_s / typical_s, 0.0), 1.0),
-        "all_reduce_s": time_all_reduces(buckets, device=training.device, iterations=_ITERATIONS),
-        "bus_bytes_per_s": bandwidth,
-        "expected_s": expected_s(sum(buckets), info.world_size, bandwidth),
+        "all_reduce_s": _all_reduce_s(buckets, training.device),
+        # As nccl-tests counts: what each rank's link carries, to compare with the hardware.
+        "bus_bytes_per_s": _LARGE * 2 * (ranks - 1) / ranks / large_s,
+        "expected_s": sum(buckets) * large_s / _LARGE,
     }
+
+
+def _all_reduce_s(sizes: Sequence[int], device: torch.device) -> float:
+    """Return the median seconds of all-reduces of ``sizes`` bytes in turn, on the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    buffers = [torch.zeros(max(1, size // 4), device=device) for size in sizes]
+    taken = []
+    for number in range(_WARMUP + _ITERATIONS):
+        dist.barrier()
+        _synchronize(device)
+        began = time.perf_counter()
+        for buffer in buffers:
+            dist.all_reduce(buffer)
+        _synchronize(device)
+        if number >= _WARMUP:
+            taken.append(time.perf_counter() - began)
+    slowest = torch.tensor(taken, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(median(slowest.tolist()))
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait for pending work on a GPU; a CPU has none."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def _gathered(times: Steps, device: torch.device) -> tuple[list[float], float]:
@@ -255,8 +280,6 @@ def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int
         model, vocabulary = _of_transformers(settings.model)
     else:
         model, vocabulary = _decoder(*shape, settings.seq_length), VOCABULARY
-    if settings.lora_rank:
-        _add_adapters(model, settings.lora_rank)
     return model.to(device), vocabulary
 
 
@@ -323,24 +346,3 @@ def _of_transformers(name: str) -> tuple[nn.Module, int]:
         message = f"--model: {name!r} is not a causal language model: {lines[0]}"
         hint = "decoder-4x128, a directory with a config.json, or a name on the hub"
         raise ConfigError(message, hint=hint) from error
-
-
-def _add_adapters(model: nn.Module, rank: int) -> None:
-    """Train only adapters of this rank, on all linear layers except the output layer."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        message = "--lora-rank needs peft, which is not installed"
-        raise ConfigError(message, hint=how_to_add(extra="scaling")) from error
-    # Models of transformers return their output layer; our decoder names it ``head``.
-    ask = getattr(model, "get_output_embeddings", lambda: model.get_submodule("head"))
-    scores = ask()
-    linear = [
-        name
-        for name, module in model.named_modules()
-        if type(module).__name__ in ("Linear", "Conv1D") and module is not scores
-    ]
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear)
-    inject_adapter_in_model(config, model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)

@@ -1,31 +1,27 @@
 """The measured program: ``python -m hpc_toolkit.training.scaling.program``, on every rank.
 
 ``hpctk launch`` starts it. Rank 0 writes the records below ``-o DIR``. Without that option it
-prints them on stdout, so that the log of a pod contains them. A monitor samples each node.
+prints them on stdout, so that the log of a pod contains them.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from statistics import mean
 
-from hpc_toolkit.errors import PASSING, ConfigError, HpcToolkitError
+from hpc_toolkit.errors import PASSING, HpcToolkitError
 from hpc_toolkit.system.processes import WARNING
-from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.system.terminal import show_error
 from hpc_toolkit.training import distributed
 from hpc_toolkit.training.distributed.group import DistributedInfo
-from hpc_toolkit.training.monitor import Recording, read_recordings, summarise, watching
 from hpc_toolkit.training.scaling.measurement import measure
 from hpc_toolkit.training.scaling.recorder import blank_record, job
 from hpc_toolkit.training.scaling.records import (
@@ -46,66 +42,6 @@ from hpc_toolkit.training.scaling.settings import (
 from hpc_toolkit.worker.code import collect_provenance
 
 MODULE = "hpc_toolkit.training.scaling.program"
-INTERVAL_S = 0.5
-
-
-@contextmanager
-def monitored(directory: Path | None, size: int) -> Iterator[Path | None]:
-    """Let one rank of each node sample it; yield the node's file, or None if there is none."""
-    path = directory / "monitor" / f"world-{size}-{host_name()}.jsonl" if directory else None
-    with ExitStack() as stack:
-        if path is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(watching(path, INTERVAL_S))
-            except ConfigError as error:
-                sys.stderr.write(
-                    f"note: nothing samples this node: {error.message} ({error.hint})\n"
-                )
-                path = None
-        yield path
-
-
-def own_use(path: Path | None, began: float, device: str) -> list[float]:
-    """Return the CPU percent of this rank's node, and its own GPU's percent and watts.
-
-    They are means over the samples after ``began``. An unknown value is NaN.
-    """
-    recordings = read_recordings(path) if path is not None else []
-    if not recordings:
-        return [math.nan] * 3
-    header, samples = recordings[-1].header, recordings[-1].samples
-    after = [one for one in samples if header["started"] + one["t_s"] > began]
-    found = summarise(Recording(header, after))
-    values = [found["cpu_percent_mean"], None, None]
-    uuid = _uuid(device)
-    # The driver shows GPUs of other jobs, too: UUIDs tell which one belongs to a rank.
-    for facts, gpu in zip(header["gpus"], found["gpus"], strict=True):
-        if uuid and str(facts.get("uuid")).endswith(uuid):
-            values[1:] = [gpu["busy_percent_mean"], gpu["power_w_mean"]]
-    return [math.nan if value is None else float(value) for value in values]
-
-
-def over_ranks(ranks: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return means over the ranks' values of :func:`own_use`, and the least busy GPU.
-
-    A NaN is an unknown value; a number that no rank knows is left out.
-    """
-    known = [
-        [value for value in column if not math.isnan(value)] for column in zip(*ranks, strict=True)
-    ]
-    names = ("cpu_percent", "gpu_percent", "gpu_power_w")
-    found = {name: mean(values) for name, values in zip(names, known, strict=True) if values}
-    return found | ({"gpu_percent_least": min(known[1])} if known[1] else {})
-
-
-def _uuid(device: str) -> str:
-    """Return the driver's UUID of this rank's GPU, without prefix; "" if torch has none."""
-    if not device.startswith("cuda"):
-        return ""
-    import torch
-
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", "") or "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -188,41 +124,34 @@ def _measure_all(
     load = os.getloadavg()[0]
     asked_to_leave: list[int] = []
     signal.signal(WARNING, lambda number, _: asked_to_leave.append(number))
-    # Start the monitor before torch is imported, because its child is forked.
-    with monitored(directory, size) as samples:
-        import torch
+    import torch
 
-        with distributed.process_group() as info:
-            if settings.threads:
-                torch.set_num_threads(settings.threads)
-            found = read_records(directory) if directory is not None and info.is_main else []
-            done = {identity(one) for one in found}
-            for case in chosen:
-                for repeat in range(settings.repeats):
-                    record = _blank(case, repeat, info)
-                    record["machine"] |= {"load": load, **where}
-                    if _agreed(info, identity(record) in done):
-                        continue
-                    if _agreed(info, bool(asked_to_leave)):
-                        return distributed.TRY_AGAIN
-                    record |= _measured(case.settings, info, samples)
-                    if info.is_main:
-                        made = collect_provenance(())
-                        record |= {"commit": made["git_commit"], "hpctk": made["hpctk"]}
-                        words = [sys.executable, "-m", MODULE, *sys.argv[1:]]
-                        write_record({**record, "command": shlex.join(words)}, path)
+    with distributed.process_group() as info:
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        found = read_records(directory) if directory is not None and info.is_main else []
+        done = {identity(one) for one in found}
+        for case in chosen:
+            for repeat in range(settings.repeats):
+                record = _blank(case, repeat, info)
+                record["machine"] |= {"load": load, **where}
+                if _agreed(info, identity(record) in done):
+                    continue
+                if _agreed(info, bool(asked_to_leave)):
+                    return distributed.TRY_AGAIN
+                record |= _measured(case.settings, info)
+                if info.is_main:
+                    made = collect_provenance(())
+                    record |= {"commit": made["git_commit"], "hpctk": made["hpctk"]}
+                    words = [sys.executable, "-m", MODULE, *sys.argv[1:]]
+                    write_record({**record, "command": shlex.join(words)}, path)
     return 0
 
 
-def _measured(settings: Settings, info: DistributedInfo, samples: Path | None) -> Record:
+def _measured(settings: Settings, info: DistributedInfo) -> Record:
     """Return the numbers of one measurement, the same on every rank."""
-    import torch
-
     began = time.time()
     found = measure(settings, info)
-    own = torch.tensor(own_use(samples, began, info.device), dtype=torch.float64)
-    use = over_ranks(distributed.all_gather(own.to(info.device)).tolist())
-    found |= {"utilisation_of_ranks": use} if use else {}
     return {**found, "at": time.time(), "seconds": time.time() - began}
 
 

@@ -1,4 +1,4 @@
-"""Measurements as JSON lines, and the inputs of an analysis: records, logs and tables.
+"""Measurements as JSON lines, and the inputs of an analysis: directories and logs.
 
 The measured program writes the records. A record is self-contained: it names every setting, the
 machine and the code. docs/how-to/scaling.md describes the format.
@@ -18,7 +18,7 @@ from typing import Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.quantities import counted
-from hpc_toolkit.training.scaling.series import Point, Series, read_csv, read_json
+from hpc_toolkit.training.scaling.series import Point, Series
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -33,7 +33,6 @@ _BUSY = 1.25
 _GROUPS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
 _EXCHANGE = ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes", "bus_bytes_per_s")
 _PARAMETERS = ("parameters", "trained_parameters")
-_USE = ("cpu_percent", "gpu_percent", "gpu_percent_least", "gpu_power_w")
 
 
 def check_record(record: Mapping[str, Any], where: str) -> None:
@@ -57,7 +56,6 @@ def _checks(
     yield lambda count: type(count) is int and 0 <= count < 10**9, record, ("repeat",)
     yield lambda rate: is_number(rate) and rate > 0, record, ("samples_per_s", "tokens_per_s")
     yield lambda group: isinstance(group, dict), record, _GROUPS
-    yield lambda use: use is None or isinstance(use, dict), record, ("utilisation_of_ranks",)
     yield is_number, record["shares"], record["shares"]
     yield is_number, record["variation"], record["variation"]
     # Records of other programs may lack these.
@@ -77,24 +75,18 @@ def records_in(text: str, where: str) -> Iterator[Record]:
     So the log of a pod can be read, with time stamps or names before each line. A torn line is
     skipped as well. Raises ConfigError for a record that is damaged otherwise.
     """
-    for number, record in objects_in(text, KIND):
-        check_record(record, f"{where}:{number}")
-        yield record
-
-
-def objects_in(text: str, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and JSON object of each line that has one of this kind, prefixed or not."""
     decoder = json.JSONDecoder()
     for number, line in enumerate(text.splitlines(), start=1):
-        start = line.find("{") if kind in line else -1
+        start = line.find("{") if KIND in line else -1
         if start < 0:
             continue
         try:
-            value, _ = decoder.raw_decode(line, start)
+            record, _ = decoder.raw_decode(line, start)
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and value.get("kind") == kind:
-            yield number, value
+        if isinstance(record, dict) and record.get("kind") == KIND:
+            check_record(record, f"{where}:{number}")
+            yield record
 
 
 def identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
@@ -158,7 +150,6 @@ def _point(records: list[Record]) -> Point:
         **{key: _median(records, "communication", key) for key in _EXCHANGE},
         **_exposed(records),
         **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
-        **{key: _median(records, "utilisation_of_ranks", key) for key in _USE},
         **{key: max(one.get(key) or 0 for one in records) or None for key in _PARAMETERS},
     }
     return Point(
@@ -249,8 +240,8 @@ _LOGS = (".jsonl", ".log", ".txt")
 def read_source(path: Path) -> tuple[Series, ...]:
     """Read the series of a directory or file.
 
-    A directory is from ``hpctk scaling run``, or contains logs. A file ends in .json, .csv,
-    .jsonl, .log or .txt; ``-`` is a log on stdin. Raises ConfigError.
+    A directory is from ``hpctk scaling run``, or contains logs. A file ends in .jsonl, .log or
+    .txt; ``-`` is a log on stdin. Raises ConfigError.
     """
     if str(path) == "-":
         return _of_logs({"stdin": sys.stdin.read()}, "stdin")
@@ -263,13 +254,10 @@ def read_source(path: Path) -> tuple[Series, ...]:
             raise ConfigError(message, hint=hint)
         logs = sorted(one for one in path.iterdir() if one.suffix in _LOGS)
         return _of_logs({str(one): read_text(one) for one in logs}, str(path))
-    if path.suffix not in (".json", ".csv", *_LOGS):
+    if path.suffix not in _LOGS:
         message = f"{path}: unknown format {path.suffix!r}"
-        raise ConfigError(message, hint="a directory, or a .json, .csv, .jsonl, .log or .txt file")
-    text = read_text(path)
-    if path.suffix in _LOGS:
-        return _of_logs({str(path): text}, str(path))
-    return (read_json if path.suffix == ".json" else read_csv)(text, str(path))
+        raise ConfigError(message, hint="a directory, or a .jsonl, .log or .txt file")
+    return _of_logs({str(path): read_text(path)}, str(path))
 
 
 def read_records(directory: Path) -> list[Record]:

@@ -1,22 +1,16 @@
-"""Rates of the same work on several numbers of ranks, with their prices and power.
+"""Rates of the same training on several numbers of ranks, with their prices.
 
-Price and power come from an option, a table or the file of the measured cluster. Tables that others
-measured are read from JSON, one table or ``{"tables": [...]}``, or CSV; docs/how-to/scaling.md
-describes the keys.
+Prices come from an option or the file of the measured cluster.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.tomltable import Choice, Key, convert, kept, number_from, word, wrong
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -33,7 +27,7 @@ def money(amount: str, currency: str) -> str:
 
 
 THOUSAND = 1000
-"""Samples whose cost is given if only a throughput is known."""
+"""Samples whose cost is given unless the user names a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +35,7 @@ class Point:
     world_size: int
     """Number of ranks; each has a GPU if there are any."""
     rates: tuple[float, ...]
-    """Rate of each repeat, sorted: samples per second, or units of `Series.work` per second."""
+    """Samples per second of each repeat, sorted."""
     price_per_hour: float | None = None
     """Price of all ranks together; None if unknown."""
     nodes: int | None = None
@@ -62,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """The same work on several world sizes."""
+    """The same training on several world sizes."""
 
     name: str
     points: tuple[Point, ...]
@@ -71,16 +65,10 @@ class Series:
     """Values of the settings that ``--vary`` compares; empty if none do."""
     law: Law = "strong"
     """Whether all ranks share a fixed batch, or each brings its own."""
-    work: str = "1,000 samples"
-    """The work to which GPU-hours and costs refer."""
-    work_size: float = float(THOUSAND)
-    """Amount of work in the unit of ``rates``: 1,000 samples, or 1 epoch."""
-    work_samples: float | None = float(THOUSAND)
-    """Number of samples in the work; None if unknown."""
+    samples: int = THOUSAND
+    """Samples to which times, GPU-hours and costs refer."""
     currency: str = ""
     """Currency of the prices, such as USD; "" if unknown."""
-    watts_per_gpu: float | None = None
-    """Power of a busy GPU where none was measured; None if unknown."""
     device: str = ""
     """Device of the ranks: ``cpu``, or a GPU's name; "" if unknown."""
     cluster: str = ""
@@ -103,6 +91,11 @@ class Series:
         object.__setattr__(self, "points", ordered)
 
     @property
+    def work(self) -> str:
+        """The samples to which times and costs refer, as text."""
+        return f"{self.samples:,} samples"
+
+    @property
     def base(self) -> Point:
         """The smallest world size, with which all others are compared."""
         return self.points[0]
@@ -118,21 +111,13 @@ class Series:
         return replace(self, points=tuple(points))
 
 
-def of_samples(series: Series, samples: int | None) -> Series:
-    """Return the series with the work of N samples; as it is if that is not known."""
-    if samples is None or series.work_samples is None:
-        return series
-    size = series.work_size * samples / series.work_samples
-    return replace(series, work=f"{samples:,} samples", work_size=size, work_samples=float(samples))
-
-
 def priced(
     series: Series, *, price_per_gpu_hour: float | None = None, cluster: str | None = None
 ) -> Series:
-    """Return the series with prices and power, and with notes on their sources.
+    """Return the series with prices, and with notes on their sources.
 
     A given price replaces every other price. ``cluster`` is the cluster whose file is read instead
-    of the measured one's; prices of a table are kept. Without it only the file of the cluster that
+    of the measured one's. Without it only the file of the cluster that
     the records name is read: this machine may belong to another cluster.
 
     Raises ConfigError if ``cluster`` cannot be loaded.
@@ -143,13 +128,8 @@ def priced(
         price = money(f"{price_per_gpu_hour:g}", currency)
         told = [f"price: {price} per GPU-hour, by --price-per-gpu-hour"]
         series = replace(series.at_price(price_per_gpu_hour, "world_size"), currency=currency)
-    elif site is not None and all(point.price_per_hour is None for point in series.points):
+    elif site is not None:
         series, told = _with_price(series, site)
-    unknown = any("gpu_power_w" not in point.details for point in series.points)
-    if site is not None and site.watts_per_gpu is not None and series.device != "cpu" and unknown:
-        power = f"{site.watts_per_gpu:g} W per GPU where none was measured"
-        told.append(f"power: {power}, by {site.written('watts_per_gpu')}")
-        series = replace(series, watts_per_gpu=site.watts_per_gpu)
     return replace(series, notes=(*series.notes, *told))
 
 
@@ -202,127 +182,3 @@ def _elsewhere(series: Series, site: Cluster) -> list[str]:
     if series.device != "cpu" and kind.lower() not in series.device.lower():
         notes.append(f"it was measured on {series.device}, and the price is of GPUs {kind!r}")
     return notes
-
-
-_UNITS = {"samples_per_s": 0, "seconds": 1, "hours": 3600}
-"""Units of a table's values with their seconds: a throughput (0), or the time of the work."""
-
-
-def read_json(text: str, where: str) -> tuple[Series, ...]:
-    """Read the tables of a JSON text. Raises ConfigError, which names the table and the key."""
-    try:
-        found = json.loads(text, parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
-        message = f"{where}: not JSON: {error}"
-        raise ConfigError(message, hint="docs/how-to/scaling.md shows a table") from error
-    tables = found.get("tables", [found]) if isinstance(found, dict) else None
-    if not isinstance(tables, list) or not tables:
-        raise wrong(where, tables, "a table or a list of tables")
-    return tuple(_series(one, f"{where}, table {n}") for n, one in enumerate(tables, start=1))
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number")
-
-
-def read_csv(text: str, where: str) -> tuple[Series, ...]:
-    """Read a table with columns ``world_size``, one of the units and maybe ``price_per_hour``.
-
-    Rows with the same world size are repeats. Raises ConfigError, which names the line.
-    """
-    rows = csv.DictReader(io.StringIO(text))
-    names = [name.strip() for name in rows.fieldnames or ()]
-    units = [name for name in names if name in _UNITS]
-    unknown = sorted({*names} - {*_UNITS, "world_size", "price_per_hour", "repeat"})
-    if "world_size" not in names or len(units) != 1 or unknown:
-        message = f"{where}: its columns are {', '.join(names) or 'none'}"
-        hint = f"name them world_size, one of {', '.join(_UNITS)}, and price_per_hour if known"
-        raise ConfigError(message, hint=hint)
-    points: dict[float, dict[str, Any]] = {}
-    for row in rows:
-        at = f"{where}:{rows.line_num}"
-        if None in row:
-            message = f"{at}: it has more cells than the header"
-            raise ConfigError(message, hint="write numbers without thousands separators")
-        cells = {str(key).strip(): (value or "").strip() for key, value in row.items()}
-        size = _parsed(cells["world_size"], at)
-        point = points.setdefault(size, {"world_size": size, "values": []})
-        point["values"].append(_parsed(cells[units[0]], at))
-        if cells.get("price_per_hour"):
-            point["price_per_hour"] = _parsed(cells["price_per_hour"], at)
-    return (_series({"name": where, "unit": units[0], "points": [*points.values()]}, where),)
-
-
-def _parsed(text: str, where: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise wrong(where, text, "a number such as 12.5") from error
-
-
-# Beyond 1e15, or below 1e-15, results would be infinite or 0.
-_price = number_from(0, 1e15, "0 or more, and at most 1e15")
-_measured = number_from(1e-15, 1e15, "above 0, and at most 1e15")
-_list = kept(lambda value: isinstance(value, list), "a list")
-_POINT: dict[str, Key] = {
-    "world_size": (
-        "world_size",
-        kept(
-            lambda value: type(value) in (int, float) and 1 <= value < 1e9 and value % 1 == 0,
-            "a whole number from 1",
-        ),
-    ),
-    "value": ("rates", lambda value, where: [_measured(value, where)]),
-    "values": (
-        "rates",
-        lambda value, where: [_measured(one, where) for one in _list(value, where)],
-    ),
-    "price_per_hour": ("price_per_hour", _price),
-}
-_TABLE: dict[str, Key] = {
-    "name": ("name", lambda value, _: str(value)),
-    "unit": ("unit", Choice(tuple(_UNITS))),
-    "work": ("work", lambda value, _: str(value)),
-    "samples": ("work_samples", _measured),
-    "law": ("law", Choice(("strong", "weak"))),
-    "price_per_gpu_hour": ("price_per_gpu_hour", _price),
-    "currency": ("currency", word),
-    "points": ("points", _list),
-    "notes": ("notes", _list),
-    "source": ("source", lambda value, _: f"source: {value}"),
-}
-
-
-def _fields(value: object, keys: dict[str, Key], where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong(where, value, "an object")
-    return convert(value, keys, where)
-
-
-def _series(table: object, where: str) -> Series:
-    given = {"name": where, "points": [], "notes": [], **_fields(table, _TABLE, where)}
-    unit_s = _UNITS[given.pop("unit", "samples_per_s")]
-    if unit_s:
-        given = {"work": "the work", "work_samples": None, **given, "work_size": 1.0}
-    else:
-        samples = given.get("work_samples") or float(THOUSAND)
-        given |= {"work_samples": samples, "work_size": samples, "work": f"{samples:,.0f} samples"}
-    source = [given.pop("source")] if "source" in given else []
-    notes = (*map(str, given["notes"]), *source)
-    each = given.pop("price_per_gpu_hour", None)
-    points = tuple(_point(one, unit_s, each, f"{where}, points") for one in given["points"])
-    return Series(**{**given, "points": points, "notes": notes})
-
-
-def _point(point: object, unit_s: int, price_per_gpu_hour: float | None, where: str) -> Point:
-    given = _fields(point, _POINT, where)
-    both = isinstance(point, dict) and {"value", "values"} <= point.keys()
-    if both or "world_size" not in given or not given.get("rates"):
-        message = f"{where}: {point!r:.200} is not a world_size with one value, or a list of values"
-        raise ConfigError(message, hint="docs/how-to/scaling.md lists the keys")
-    size = int(given["world_size"])
-    if unit_s:
-        given["rates"] = [1 / (number * unit_s) for number in given["rates"]]
-    if price_per_gpu_hour is not None:
-        given.setdefault("price_per_hour", price_per_gpu_hour * size)
-    return Point(**{**given, "world_size": size})

@@ -13,11 +13,7 @@ from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.options import Option, spelled
 from hpc_toolkit.system.quantities import parse_counts, parse_duration
 
-DEFAULT_SIZES = "1K,32K,1M,16M"
-"""Message sizes of collectives."""
-VARIABLE = (
-    *("accumulate", "batch_size", "bucket_cap_mb", "loader_workers", "lora_rank", "seq_length"),
-)
+VARIABLE = (*("accumulate", "batch_size", "bucket_cap_mb", "loader_workers", "seq_length"),)
 """Settings that ``--vary`` accepts, written with dashes there."""
 
 _DECODER = re.compile(r"decoder-([0-9]{1,3})x([0-9]{1,5})")
@@ -61,7 +57,6 @@ class Settings:
     model: str = _setting(
         "decoder-4x128", "decoder-LAYERSxWIDTH or a model of transformers.", "NAME"
     )
-    lora_rank: int = _setting(0, "Train only adapters of this rank.", least=0, hidden=True)
     precision: str = _setting("float32", "float32 or bf16.", "NAME")
     accumulate: int = _setting(1, "Forward passes per step.", hidden=True)
     loader_workers: int = _setting(0, "Data loader processes per rank.", least=0, hidden=True)

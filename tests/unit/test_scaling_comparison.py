@@ -1,4 +1,4 @@
-"""Serial shares and comparisons against known answers."""
+"""Comparisons against known answers."""
 
 from __future__ import annotations
 
@@ -8,53 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.training.scaling.collectives import expected_s, record_of
 from hpc_toolkit.training.scaling.comparison import (
     compare,
-    fit,
     judge,
 )
-from hpc_toolkit.training.scaling.series import Law, Point, Series
+from hpc_toolkit.training.scaling.series import Point, Series
 
 SIZES = (1, 2, 4, 8)
 
 
-def series(
-    rates: dict[int, float | tuple[float, ...]], law: Law = "strong", **more: float
-) -> Series:
+def series(rates: dict[int, float | tuple[float, ...]]) -> Series:
     points = [
         Point(world_size=size, rates=rate if isinstance(rate, tuple) else (rate,))
         for size, rate in rates.items()
     ]
-    return Series(name="s", points=tuple(points), law=law, **more)  # type: ignore[arg-type]
+    return Series(name="s", points=tuple(points))
 
 
-def amdahl(share: float, sizes: tuple[int, ...] = SIZES, unit: float = 1.0) -> Series:
-    return series({n: unit / (share + (1 - share) / n) for n in sizes})
-
-
-def gustafson(share: float, sizes: tuple[int, ...] = SIZES, unit: float = 1.0) -> Series:
-    return series({n: unit * (share + (1 - share) * n) for n in sizes}, "weak")
-
-
-@given(
-    share=st.floats(0.001, 0.999),
-    unit=st.floats(1e-6, 1e6),
-    first=st.sampled_from([1, 2, 8]),
-    law=st.sampled_from([amdahl, gustafson]),
-)
-def test_the_serial_share_of_exact_data_is_found_in_any_unit_and_from_any_base(
-    share: float, unit: float, first: int, law: object
-) -> None:
-    assert callable(law)
-    found = fit(law(share, (first, 2 * first, 4 * first, 16 * first), unit))
-
-    assert found is not None
-    assert found.share == pytest.approx(share, abs=1e-6)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low <= found.share <= found.high
-    assert found.high - found.low < 1e-4
+def amdahl(share: float) -> Series:
+    return series({n: 1 / (share + (1 - share) / n) for n in SIZES})
 
 
 def reasons(measured: Series, minimum: float = 0.85) -> str:
@@ -65,13 +37,6 @@ def reasons(measured: Series, minimum: float = 0.85) -> str:
     ("rates", "said", "unsaid"),
     [
         ({1: 1.0, 2: 2.2, 4: 4.8}, "on 4 the efficiency is 120.0%, more than the ranks exp", "%%"),
-        ({1: 1.0, 2: 2.2, 4: 4.8}, "finds no serial share", "of the work"),
-        ({1: 83.0, 2: 80.0, 4: 61.0}, "slower, which Amdahl's law does not know", "serial"),
-        (
-            {1: 4.1, 2: 8.4, 4: 5.4},
-            "law leaves the serial share open (95 % interval: 0.0%",
-            "of the w",
-        ),
         (
             {1: (10.0, 10.0), 2: (16.0, 19.0)},
             "repeats differ too much to tell: 80.0% to 95.0%",
@@ -135,24 +100,6 @@ def test_the_advice_is_a_world_size_all_of_whose_smaller_ones_are_good_enough(
     assert verdict.world_size == max(enough)
     assert verdict.below == tuple(n for n in SIZES if n not in enough)
     assert (verdict.word == "poor") == bool(verdict.below)
-
-
-@pytest.mark.parametrize(
-    ("collective", "ranks", "factor"),
-    [
-        ("all_reduce", 8, 1.75),
-        ("all_gather", 8, 0.875),
-        ("reduce_scatter", 4, 0.75),
-        ("broadcast", 8, 1.0),
-    ],
-)
-def test_bus_bandwidth_is_that_of_nccl_tests(collective: str, ranks: int, factor: float) -> None:
-    timed = record_of(collective, size_bytes=10**9, seconds=0.5, world_size=ranks)
-
-    assert timed["algorithm_bytes_per_s"] == 2e9
-    assert timed["bus_bytes_per_s"] == pytest.approx(2e9 * factor)
-    if collective == "all_reduce":
-        assert expected_s(10**9, ranks, timed["bus_bytes_per_s"]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("low", "noise"), [(0.0, True), (0.2, False), (None, False)])

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from replay import ScoreTable
 
 from hpc_toolkit.bandit.arms import GEOMETRY_NAMES, Arm, ArmTable, geometry_features
-from hpc_toolkit.bandit.bench.replay import ScoreTable
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER, Floats, TaskSet
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.science.workloads.pythia import LAST_STEP

@@ -1,1 +1,0 @@
-"""Compare policies by replaying searches on known scores."""

@@ -19,15 +19,19 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from arguments import number, parser
-from nfs_load import measured
+from nfs_load import Load, measured
 from resultsfile import facts, table, write_section
 
 import hpc_toolkit
 from tests.sharedfs.filesystems import mounted
 from tests.sharedfs.hosts import HOSTS, SERVER, HostsError
 from tests.sharedfs.nfs import NFS42
+
+if TYPE_CHECKING:
+    from tests.sharedfs.hosts import Hosts
 
 _MODULE = "scipy.stats"
 _PACKAGES = ("numpy", "numpy.libs", "scipy", "scipy.libs")
@@ -68,6 +72,18 @@ sys.exit(max(codes))
 _COLD = "rm -rf /dev/shm/copy; sync; echo 3 >/proc/sys/vm/drop_caches; mkdir /dev/shm/copy"
 
 
+def once(hosts: Hosts, commands: list[tuple[str, ...]], processes: int) -> tuple[list[float], Load]:
+    """Run commands on a host with empty caches, the last one with several processes."""
+    hosts.call(HOSTS[1], "sh", "-c", _COLD)
+    taken = []
+    with measured(hosts) as load:
+        for at, argv in enumerate(commands, 1):
+            times = processes if at == len(commands) else 1
+            words = (sys.executable, "-c", _TIMED, json.dumps(argv), times)
+            taken.append(float(hosts.call(HOSTS[1], *words, limit_s=_LIMIT_S).splitlines()[-1]))
+    return taken, load
+
+
 def rows(base: Path, rounds: int) -> tuple[list[list[str]], str]:
     with mounted(base, (NFS42,)) as filesystems:
         filesystem = filesystems[NFS42.name]
@@ -94,22 +110,14 @@ def rows(base: Path, rounds: int) -> tuple[list[list[str]], str]:
         found = []
         for way, commands in ways.items():
             for processes in _PROCESSES:
-                taken: list[list[float]] = []
-                requests: list[int] = []
-                for _ in range(rounds):
-                    hosts.call(HOSTS[1], "sh", "-c", _COLD)
-                    taken.append([])
-                    with measured(hosts) as load:
-                        for at, argv in enumerate(commands):
-                            times = processes if at + 1 == len(commands) else 1
-                            words = (sys.executable, "-c", _TIMED, json.dumps(argv), times)
-                            said = hosts.call(HOSTS[1], *words, limit_s=_LIMIT_S)
-                            taken[-1].append(float(said.splitlines()[-1]))
-                    requests.append(load.requests)
-                each = [statistics.median(times) for times in zip(*taken, strict=True)]
+                done = [once(hosts, commands, processes) for _ in range(rounds)]
+                each = [
+                    statistics.median(times)
+                    for times in zip(*(one[0] for one in done), strict=True)
+                ]
                 cells = [" + ".join(f"{one:.1f}" for one in each), f"{sum(each):.1f} s"]
-                cells.append(f"{statistics.median(requests):,.0f}")
-                found.append([way, str(processes), *cells, load.shown(1).replace(".00", "")])
+                cells.append(f"{statistics.median(load.requests for _, load in done):,.0f}")
+                found.append([way, str(processes), *cells, done[-1][1].shown(1).replace(".00", "")])
                 print(*found[-1], sep=" | ", file=sys.stderr, flush=True)
     return found, made_of
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, ItemsError, WorkloadError, near_miss
 from hpc_toolkit.queue.graph import GraphLines
+from hpc_toolkit.queue.wants import NEEDS, PRIORITY
 from hpc_toolkit.rundir.layout import BY_NAME, RESULTS, Manifest, list_stage
 from hpc_toolkit.system.record import replace
 
@@ -159,7 +160,7 @@ def _with_items(
             yield item
 
     spec, lines = with_items(spec, noted())
-    keys = common or set()
+    keys = (common or set()) - ({NEEDS, PRIORITY} if lines.wants else set())
     if isinstance(lines, GraphLines):
         keys = keys - {"after"} | ({RESULTS} if lines.results else set())
     return spec, lines, (keys, False)

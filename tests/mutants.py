@@ -392,7 +392,7 @@ MUTANTS = (
         "I3",
         "an item that runs out of memory speaks against its host",
         "queue/state.py",
-        "            if not permanent and not (short and len(history.short) <= self._steps):",
+        "            if not permanent and not (short and len(history.short) <= history.steps):",
         "            if not permanent:",
         ("test_queue_state.py",),
     ),

@@ -14,6 +14,7 @@ from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.state import is_killer
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.queue.wants import STAGES
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line
 from hpc_toolkit.worker.unitlines import UnitLines
@@ -156,7 +157,8 @@ class SimulatedWorker:
             restarted=restart > 0,
         )
         if not site.scenario.steps:
-            self._picker._fresh[STAGE] = SharedFresh(site.fresh, name, place, site.scenario.workers)
+            shared = SharedFresh(site.fresh, name, place, site.scenario.workers)
+            self._picker._fresh[STAGE, STAGES] = shared
         self._loaded: tuple[str, str | None] = ("", None)
         self._context = -1
         self._forwarded = False

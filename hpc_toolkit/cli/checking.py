@@ -137,7 +137,7 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
         raise
     _show(found, out, used, as_json=as_json)
     if given["items"] is None:
-        for text in unmet_by(node, limit_s, arguments.open_run(run).view.stages):
+        for text in unmet_by(node, limit_s, arguments.open_run(run).view):
             note(text, "warning")
 
 

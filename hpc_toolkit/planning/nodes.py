@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
-from hpc_toolkit.queue.left import pending_by_growth
+from hpc_toolkit.queue.left import pending_needs
+from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.slurm.clusters.choice import fitting_site, named_site
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, number_of_nodes, with_gpus
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_mem
@@ -16,7 +17,7 @@ from hpc_toolkit.system.quantities import HOUR_S, counted, format_mem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hpc_toolkit.queue.view import StageView
+    from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
@@ -281,27 +282,31 @@ def asked_line(ask: Ask) -> str:
     return f"{each} {ask.needs}: up to {costs(ask, hours)}{together}{remarks}"
 
 
-def unmet_by(node: Node, time_s: float | None, stages: Mapping[str, StageView]) -> list[str]:
+def unmet_by(node: Node, time_s: float | None, view: RunView) -> list[str]:
     """Return warnings of stages whose items no worker of jobs of ``time_s`` could hold.
 
     What is not known of a node, free names and features are left out.
     """
+    if any(may_need(stage.spec) for stage in view.stages.values()):
+        view.poll()
     found = []
-    for name, stage in stages.items():
-        if not (stage.spec.needs or stage.retry) or stage.complete:
-            continue
-        from hpc_toolkit.system.needs import needs_after, unmet  # few runs have needs
-
-        each = {"gpus": node.gpus, "cpus": node.cpus, "memory": node.mem_mib and node.mem_mib << 20}
-        has = {key: one / node.workers for key, one in each.items() if one is not None}
-        has["time"] = math.inf if time_s is None else time_s
-        for growth in pending_by_growth(stage):
-            needs = needs_after(stage.spec, growth)
-            if why := unmet({key: one for key, one in needs.items() if key in has}, [has]):
-                some = "some of " if growth else ""
-                why = why.replace("no worker", "no worker of this job")
-                found.append(f"stage {name}: {some}its items {why}")
+    for name, stage in view.stages.items():
+        wanted = [one.needs for one in pending_needs(stage)] or [stage.spec.needs or {}]
+        some = "some of " * (len(wanted) > 1)
+        each = () if stage.complete else filter(None, (lacks(node, time_s, w) for w in wanted))
+        found += [f"stage {name}: {some}its items {why}" for why in each]
     return found
+
+
+def lacks(node: Node, time_s: float | None, needs: Mapping[str, Any]) -> str:
+    """Why no worker of such a job holds items with these needs; "" if one may."""
+    from hpc_toolkit.system.needs import unmet  # few runs have needs
+
+    each = {"gpus": node.gpus, "cpus": node.cpus, "memory": node.mem_mib and node.mem_mib << 20}
+    has = {key: one / node.workers for key, one in each.items() if one is not None}
+    has["time"] = math.inf if time_s is None else time_s
+    why = unmet({key: one for key, one in needs.items() if key in has}, [has])
+    return why.replace("no worker", "no worker of this job")
 
 
 def costs(ask: Ask, node_hours: float) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.affinity import FreshUnits
 from hpc_toolkit.queue.pacing import PER_LOOK
+from hpc_toolkit.queue.wants import STAGES
 from hpc_toolkit.queue.watch import Watch
 from hpc_toolkit.system.record import Record
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.pacing import Pacing
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.system.clock import Clock
 
 _LISTING_S = 0.5
@@ -56,24 +58,22 @@ class Picker(Record, frozen=False, stateful=True):
     rank: int = 0
     world_size: int = 1
     restarted: bool = False
-    holds: Callable[[StageView, int], bool] = lambda _stage, _growth: True
-    """Whether the worker has what items of a stage need whose needs grew this number of times."""
+    holds: Callable[[StageSpec, int], bool] = lambda _spec, _growth: True
+    """Whether the worker has what items need whose needs grew this number of times."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.worker)
-        self._preferred = sorted(
-            self.view.stages.items(), key=lambda pair: -(pair[1].spec.priority or 0)
-        )
-        self._fresh = {
-            name: FreshUnits(self.worker, self.rank, self.world_size) for name in self.view.stages
-        }
+        self._fresh: dict[tuple[str, str], FreshUnits] = {}
+        """The units of each stage and want, those that come first at the beginning."""
+        for name in self.view.stages:
+            self._units_of(name, STAGES)
         self._known = dict.fromkeys(self.view.stages, 0)
-        self.following: list[Following] = []
+        self.following: dict[str, Following] = {}
         """The stages whose items are made of results of others."""
         if any(stage.spec.after for stage in self.view.stages.values()):
             from hpc_toolkit.queue.followingitems import following  # few runs have such stages
 
-            self.following = list(following(self.view).values())
+            self.following = following(self.view)
         self._listed_at = float("-inf")
         self._dead: list[str] = []
         """Workers that were found dead and not yet helped."""
@@ -151,13 +151,14 @@ class Picker(Record, frozen=False, stateful=True):
         the loaded group.
         """
         self.polled = 0
-        for name, stage in self._preferred:
-            if news:
-                self._take_in(name, stage)
-            if not self.holds(stage, 0):
-                continue
+        for name, stage in self.view.stages.items():
+            # What this worker added itself is known without a poll.
+            self._take_in(name, stage, news=news)
+        for (name, want), units in self._fresh.items():
+            stage = self.view.stages[name]
             group = loaded[1] if loaded[0] == name else None
-            units = self._fresh[name]
+            if not self.holds(stage.specs[want], 0):
+                continue
             while elsewhere or units.has(group):
                 unit = units.choose(group, stage.durations.precedence, stage.kind_of)
                 if unit is None:
@@ -171,15 +172,29 @@ class Picker(Record, frozen=False, stateful=True):
 
     def next_group(self, assignment: Assignment) -> str | None:
         """Key of the group to begin after the unit's group; see :meth:`FreshUnits.next_group`."""
-        stage = assignment.stage
-        units = self._fresh[stage.paths.name]
-        return units.next_group(stage.group_of(assignment.unit), stage.durations.precedence)
+        stage, unit = assignment.stage, assignment.unit
+        units = self._units_of(stage.paths.name, stage.specs.want(unit))
+        return units.next_group(stage.group_of(unit), stage.durations.precedence)
 
-    def _take_in(self, name: str, stage: StageView) -> None:
+    def _units_of(self, name: str, want: str) -> FreshUnits:
+        if (name, want) not in self._fresh:
+            self._fresh[name, want] = FreshUnits(self.worker, self.rank, self.world_size)
+            self._fresh = dict(sorted(self._fresh.items(), key=lambda one: self._rank(*one[0])))
+        return self._fresh[name, want]
+
+    def _rank(self, name: str, want: str) -> tuple[float, ...]:
+        """Low for what comes first: a larger priority, then needs that fewer workers fulfil."""
+        spec = self.view.stages[name].specs[want]
+        needs = spec.needs or {}
+        more = (-needs.get(key, 0) for key in ("gpus", "memory"))
+        return (-(spec.priority or 0), *more, -len(needs), [*self.view.stages].index(name))
+
+    def _take_in(self, name: str, stage: StageView, *, news: bool) -> None:
         if stage.complete and (not stage.spec.after or self.view.complete):
             return  # only a retry can follow, and the next scan sees it
-        self.polled += 1
-        stage.poll_log(hinted=self.shared and stage.log.length > 0)
+        if news:
+            self.polled += 1
+            stage.poll_log(hinted=self.shared and stage.log.length > 0)
         segments = stage.log.segments
         if len(segments) == self._known[name]:
             return
@@ -188,11 +203,13 @@ class Picker(Record, frozen=False, stateful=True):
         new = list(segments.values())[self._known[name] :]
         self._known[name] = len(segments)
         for segment in new:
-            self._fresh[name].add(segment.units, stage.group_of)
+            for want, units in segment.units_by_want():
+                self._units_of(name, want).add(units, stage.group_of)
         self._prune(name, stage)
 
     def _prune(self, name: str, stage: StageView) -> None:
-        self._fresh[name].prune(lambda unit: stage.claims.generation(unit.name) > 0)
+        for units in (units for (of, _), units in self._fresh.items() if of == name):
+            units.prune(lambda unit: stage.claims.generation(unit.name) > 0)
 
     def _list_claims(self) -> None:
         """List the claims after a lost race, but not once per race."""
@@ -212,24 +229,28 @@ class Picker(Record, frozen=False, stateful=True):
             return all(s.complete or s.log.reported_complete for s in stages)
         # A report is of all stages, and only what this worker read shows whether items are to come.
         reported = (s.log.reported_complete or (s.complete and not s.spec.after) for s in stages)
-        return all(reported) or (self.view.complete and all(one.is_over for one in self.following))
+        return all(reported) or (
+            self.view.complete and all(one.is_over for one in self.following.values())
+        )
 
     @property
     def is_left_to_others(self) -> bool:
         """Whether items are left, and none that this worker can hold is or will be there."""
-        stages = self.view.stages.values()
-        beyond = {name for name, stage in self.view.stages.items() if self._is_beyond(stage)}
-        return bool(beyond) and all(one.complete or one.paths.name in beyond for one in stages)
+        left = [one for one in self.view.stages.values() if not one.complete]
+        return bool(left) and not any(map(self._may_hold, left))
 
-    def _is_beyond(self, stage: StageView) -> bool:
-        """Whether this worker holds none of the items that are or will be pending in a stage."""
-        if not self.holds(stage, 0):
-            return True
-        units = stage.state.open if stage.spec.retry and stage.log.sealed else ()
-        return bool(units) and not any(self._holds_some(stage, unit) for unit in units)
+    def _may_hold(self, stage: StageView) -> bool:
+        """Whether this worker holds any of the items that are or will be pending in a stage."""
+        name = stage.paths.name
+        coming = self.following[name].wants if name in self.following else {STAGES: 1}
+        wants = () if stage.log.sealed else (one for one, count in coming.items() if count)
+        return any(self.holds(stage.specs[want], 0) for want in wants) or any(
+            self._holds_some(stage, unit) for unit in stage.state.open
+        )
 
     def _holds_some(self, stage: StageView, unit: str) -> bool:
-        return any(self.holds(stage, growth) for growth in stage.state.growths(unit))
+        spec = stage.specs.of(stage.unit(unit))
+        return any(self.holds(spec, growth) for growth in stage.state.growths(unit))
 
     def notice_deaths(self, at_most: int | None = None) -> None:
         """Look for dead workers, whose units come first; ``at_most`` as in :meth:`Watch.look`."""
@@ -293,14 +314,20 @@ class Picker(Record, frozen=False, stateful=True):
     def _take_free(
         self, among: Callable[[StageView], Iterable[str]] = lambda stage: stage.state.open
     ) -> Assignment | None:
-        for stage in (stage for _, stage in self._preferred if self.holds(stage, 0)):
+        found: dict[tuple[str, str], list[str]] = {}
+        for name, stage in self.view.stages.items():
             # Sorted, because the order of a set differs by process; chance must come from the seed.
             units, claimed = stage.state.open, stage.claims.newest
-            names = sorted(name for name in among(stage) if name in units and name in claimed)
-            self._random.shuffle(names)
-            for name in names:
-                held = self._holds_some(stage, name)
-                assignment = self._try_takeover(stage, name) if held else None
+            for unit in sorted(one for one in among(stage) if one in units and one in claimed):
+                want = stage.specs.want(stage.unit(unit))
+                self._units_of(name, want)
+                found.setdefault((name, want), []).append(unit)
+        for key in (key for key in self._fresh if key in found):
+            stage = self.view.stages[key[0]]
+            self._random.shuffle(found[key])
+            for unit in found[key]:
+                held = self._holds_some(stage, unit)
+                assignment = self._try_takeover(stage, unit) if held else None
                 if assignment is not None:
                     return assignment
         return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.items import Item, ItemLines, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.wants import Wants, refuse
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
 
@@ -75,7 +76,13 @@ def add_items(
         # After a lost race, only with what the others added: many may add to a long list.
         taken = _items_after(log, compared)
         compared = log.length
-        checked = check_items(items, group_by=stage.group_by, taken=taken, needs=needs)
+        wants = Wants(stage)
+        own = wants.taken(items)
+        checked = check_items(own, group_by=stage.group_by, taken=taken, needs=needs)
+        checked.wants = wants.each(len(checked))
+        if checked.wants and stage.needs is None:
+            hint = "create the run with --needs, such as cpus=1, or with an item that has needs"
+            refuse(0, "items have needs, and workers do not know that they may", hint)
         added = log.add_segment(segment_of(checked, stage))
 
 

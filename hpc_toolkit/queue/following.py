@@ -9,6 +9,7 @@ when the stages before are complete. A retry of these may add items even then.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpc_toolkit.queue.items import Item, ItemLines, canonical, encode_segment
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState, UnitState
+from hpc_toolkit.queue.wants import STAGES
 from hpc_toolkit.rundir.journal import read_lines
 from hpc_toolkit.rundir.layout import RESULTS, shown_item
 
@@ -46,6 +48,8 @@ class Following:
         self._stage, self._others = stage, others
         self._before = [view.stages[name] for name in stage.spec.after]
         self._read = {one.spec.name: _Reader(view, one) for one in self._before}
+        self.wants = Counter({STAGES: 1})
+        """The wants of items to come; in a graph, with their numbers."""
         self._taken = 0
         self._made: set[Origin] = set()
         self._open: dict[str, UnitState] = {}
@@ -73,6 +77,7 @@ class Following:
                 self._made.update(ready)  # lists without an element
                 break
             lines = ItemLines(items, group_by=spec.group_by)
+            lines.wants = self._wants_of(ready)
             size = spec.items_per_claim or self._unit_size(ready)
             body = encode_segment(
                 lines, group_by=spec.group_by, items_per_claim=size, **self._named(ready)
@@ -84,6 +89,9 @@ class Following:
             self._stage.poll_log()
             added = True
         return added
+
+    def _wants_of(self, _origins: list[Any]) -> list[str]:
+        return []
 
     def _named(self, origins: list[Any]) -> dict[str, Any]:
         """What the header of a segment says of these origins."""
@@ -225,7 +233,7 @@ class Following:
         counts = (
             _unit(self._before[0], one).unit.count for one in origins if isinstance(one, tuple)
         )
-        return max(counts, default=1)
+        return max(counts, default=None)
 
     @staticmethod
     def _kind(stage: StageView, ref: Ref) -> ItemState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from hpc_toolkit.queue.graph import GRAPH, Graph
 from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.queue.wants import STAGES
 from hpc_toolkit.rundir.layout import RESULTS
 from hpc_toolkit.system.jsonlines import encode
 
@@ -45,6 +47,7 @@ class FollowingItems(Following):
         """Items that can be added."""
         self._news = stage.state.watch()
         self._added = 0
+        self.wants = Counter(graph.wants or [STAGES])
 
     def _note_made(self) -> None:
         log, state = self._stage.log, self._stage.state
@@ -55,6 +58,7 @@ class FollowingItems(Following):
             if segment.numbers is None:
                 raise damaged(segment.path, "line 1: it does not say of which items it is")
             self._added += segment.count
+            self.wants.subtract(self._wants_of(segment.numbers))
             for position, number in enumerate(segment.numbers):
                 self._entry[number], self._position[number] = entry, position
             self._free.difference_update(segment.numbers)
@@ -79,6 +83,9 @@ class FollowingItems(Following):
 
     def _unit_size(self, origins: list[Any]) -> None:
         """Units as in a list of these items."""
+
+    def _wants_of(self, origins: list[Any]) -> list[str]:
+        return self.graph.wants and [self.graph.wants[one] for one in origins]
 
     def _named(self, origins: list[Any]) -> dict[str, Any]:
         return {"numbers": origins}

@@ -11,11 +11,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from hpc_toolkit.errors import ItemsError, near_miss
+from hpc_toolkit.errors import near_miss
 from hpc_toolkit.queue.items import Item, ItemLines, encode_segment
 from hpc_toolkit.queue.log import StageLog, damaged
+from hpc_toolkit.queue.wants import changed, refuse
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RESULTS, StageSpec
 from hpc_toolkit.system.jsonlines import batches, decode_each, encode
@@ -46,13 +47,7 @@ class Arrows:
 
     def taken(self, items: Iterable[Any]) -> Iterator[Any]:
         """The items without ``after``. Raises ItemsError: it is neither a list of ids nor left."""
-        first = 0
-        for some in batches(items):
-            if any(isinstance(item, dict) and _AFTER in item for item in some):
-                yield from (self._without(number, item) for number, item in enumerate(some, first))
-            else:
-                yield from some
-            first += len(some)
+        return changed(items, _AFTER, self._without)
 
     def _without(self, number: int, item: Any) -> Any:
         if not isinstance(item, dict) or _AFTER not in item:
@@ -124,12 +119,6 @@ def _is_id(value: object) -> bool:
     return isinstance(value, str) or type(value) is int
 
 
-def refuse(number: int, wrong: str, hint: str) -> NoReturn:
-    error = ItemsError(f"item {number}: {wrong}", hint=hint)
-    error.number = number
-    raise error
-
-
 class Edges:
     """Which item follows which, by their numbers: 4 bytes for an edge, and for an item."""
 
@@ -170,6 +159,7 @@ class GraphLines(ItemLines):
     ) -> None:
         super().__init__(group_by=given.group_by)
         self.lines, self.groups, self.labels = given.lines, given.groups, given.labels
+        self.wants = given.wants
         self._count, self.results = count, results
         self._edges = Edges(count, before)
 
@@ -205,6 +195,7 @@ class GraphLines(ItemLines):
         given.lines = [self.lines[one] for one in roots]
         if self.results:
             given.lines = [line[:-1] + b"," + more for line in given.lines]
+        given.wants = self.wants and [self.wants[one] for one in roots]
         given.labels = self.labels
         if self.group_by is not None:
             given.groups = array("l", [self.groups[one] for one in roots])
@@ -223,6 +214,10 @@ class GraphLines(ItemLines):
             "before": list(self._edges.before),
             "at": [at for number, at in enumerate(sizes) if number % _CHUNK == 0],
         }
+        if self.wants:
+            number = {want: at for at, want in enumerate(dict.fromkeys(self.wants))}
+            header["wants"] = [json.loads(want) for want in number]
+            header["wanted"] = [number[want] for want in self.wants]
         yield encode(header).encode() + b"\n"
         for some in batches(self.lines):
             yield b"".join(b"%b\n" % line for line in some)
@@ -242,6 +237,9 @@ class Graph:
             self.results = bool(header["results"])
             self.edges = Edges(header["count"], array("I", header["before"]))
             self._at = array("Q", header["at"])
+            wants = [encode(one) for one in header.get("wants", ())]
+            self.wants = [wants[one] for one in header.get("wanted", ())]
+            """The want of each item (:mod:`hpc_toolkit.queue.wants`); [] if none has one."""
             edges = len(self.edges.before)
             if edges != self.edges.starts[-1] or max(self.edges.before, default=-1) >= len(self):
                 raise LookupError("its counts are not those of its edges")

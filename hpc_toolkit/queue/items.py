@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpc_toolkit.errors import ItemsError, RunError, near_miss
-from hpc_toolkit.queue.units import MAX_UNIT, Unit, parse_header, plan_units
+from hpc_toolkit.queue.units import MAX_UNIT, Unit, parse_header, plan_units, runs_of
 from hpc_toolkit.system.jsonlines import (
     batches,
     decode,
@@ -45,6 +45,8 @@ class ItemLines:
         """Number of each item's group, if there are groups."""
         self.labels: list[Any] = []
         """Value of each group."""
+        self.wants: list[str] = []
+        """The want of each item (:mod:`hpc_toolkit.queue.wants`); [] if none has one of its own."""
         self._numbers: dict[str, int] = {}
         for some in batches(items):
             self.add(some, encode_each(some))
@@ -172,7 +174,7 @@ def encode_segment(
     ``kinds``: the kind of each item, if kinds that appear first should be begun first; items of one
     kind are then next to each other in their group. ``origins``: of what the items were made, in a
     stage that follows another. ``numbers``: those of the items in a list whose items follow each
-    other. The header's ``units`` are [first item, count,
+    other. Items of one unit have the same want. The header's ``units`` are [first item, count,
     byte offset after the header, group]; ``order``, present if items were moved, is the given
     position of each item.
     """
@@ -183,7 +185,12 @@ def encode_segment(
     order = _arrange(given, of_kind)
     groups = None if group_by is None else [given.groups[index] for index in order]
     units, offset = [], 0
-    cut = plan_units(groups, len(lines), unit_size=unit_size, taper=items_per_claim is None)
+    wants = [given.wants[index] for index in order] if given.wants else []
+    cut: list[tuple[int, int]] = []
+    for start, length in runs_of(wants) or [(0, len(lines))]:
+        of = None if groups is None else groups[start : start + length]
+        found = plan_units(of, length, unit_size=unit_size, taper=items_per_claim is None)
+        cut += [(start + first, count) for first, count in found]
     for first, count in cut:
         units.append([first, count, offset, groups[first] if groups is not None else -1])
         offset += count + sum(len(lines[index]) for index in order[first : first + count])
@@ -205,6 +212,10 @@ def encode_segment(
         header["origins"] = origins
     if numbers is not None:
         header["numbers"] = [numbers[index] for index in order]
+    if set(wants) - {"{}"}:
+        known = {want: number for number, want in enumerate(dict.fromkeys(wants))}
+        header["wants"] = [json.loads(want) for want in known]
+        header["wanted"] = [known[wants[first]] for first, _ in cut]
     yield encode(header).encode() + b"\n"
     for first, count in cut:
         yield b"".join([b"%s\n" % lines[index] for index in order[first : first + count]])
@@ -212,11 +223,12 @@ def encode_segment(
 
 def _arrange(items: ItemLines, of_kind: list[int]) -> Sequence[int]:
     """The given position of each item, in the order of the segment."""
+    known = {want: number for number, want in enumerate(dict.fromkeys(items.wants))}
+    wants = [known[want] for want in items.wants]
+    groups = items.groups if items.group_by is not None else ()
+    keys = [*zip(*(key for key in (wants, groups, of_kind) if len(key)), strict=True)]
     positions = range(len(items))
-    if items.group_by is None:
-        return sorted(positions, key=of_kind.__getitem__) if of_kind else positions
-    kinds = of_kind or [0] * len(positions)
-    return sorted(positions, key=lambda index: (items.groups[index], kinds[index]))
+    return sorted(positions, key=keys.__getitem__) if keys else positions
 
 
 class Segment:
@@ -255,6 +267,8 @@ class Segment:
         self.numbers: list[int] | None = header.get("numbers")
         """Number of each item in a list whose items follow each other; None in other lists."""
         self._kinds: list[int] = header.get("kinds") or []
+        self._wants = [encode(one) for one in header.get("wants", ())]
+        self._wanted: list[int] = header.get("wanted", [])
         rows = header["units"]
         self._starts = [*(body + row[2] for row in rows), size]
         """First byte of each unit, and the byte after the last one."""
@@ -336,6 +350,16 @@ class Segment:
 
     def kind_of(self, unit: Unit) -> int:
         return self._kinds[unit.first] if self._kinds else 0
+
+    def units_by_want(self) -> Iterable[tuple[str, list[Unit]]]:
+        found: dict[str, list[Unit]] = {}
+        for unit, want in zip(self.units, self._wanted, strict=False):
+            found.setdefault(self._wants[want], []).append(unit)
+        return found.items() or [("{}", self.units)]
+
+    def want_of(self, unit: Unit) -> str:
+        """What the items of a unit need (:mod:`hpc_toolkit.queue.wants`)."""
+        return self._wants[self._wanted[self._index(unit.first)]] if self._wanted else "{}"
 
 
 class UnitReader:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.presence import FINISHED, Presence
+from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.system.clock import Clock
 
 if TYPE_CHECKING:
@@ -64,32 +65,42 @@ def what_is_left(
 
 def _beyond(view: RunView, job: str | None) -> int:
     """How many pending items need more than any worker of a job has had."""
-    stages = view.stages.values()
-    needing = [one for one in stages if (one.spec.needs or one.spec.retry) and one.state.open]
-    if job is None or not needing:
+    left = [one for stage in view.stages.values() for one in pending_needs(stage) if one.needs]
+    if job is None or not left:
         return 0
-    from hpc_toolkit.system.needs import needs_after, unmet  # few runs have needs
+    from hpc_toolkit.system.needs import unmet  # few runs have needs
 
     seen = [one for one in view.presences().values() if one is not None and one.job == job]
     had = [one.place["has"] for one in seen if "has" in one.place]
-    return sum(
-        items
-        for stage in needing
-        for growth, items in pending_by_growth(stage).items()
-        if unmet(needs_after(stage.spec, growth), had)
-    )
+    return sum(one.items for one in left if unmet(one.needs, had))
 
 
-def pending_by_growth(stage: StageView) -> dict[int, int]:
-    """Pending items by how often their needs grew (rule R18); {0: 0} without any."""
-    state, found = stage.state, Counter[int]()
+class Pending(NamedTuple):
+    """What pending items need, also after it grew (rule R18)."""
+
+    needs: dict[str, Any]
+    items: int
+    """How many items need that; not counted if the stage has no needs."""
+    units: int
+    """Units with such items."""
+
+
+def pending_needs(stage: StageView) -> list[Pending]:
+    """What the pending items of a stage need."""
+    if not may_need(stage.spec):
+        return [Pending({}, 0, len(stage.state.open))] if stage.state.open else []
+    from hpc_toolkit.system.needs import needs_after
+
+    state, found = stage.state, dict[str, Pending]()
     for name in state.open:
-        unit = state.units[name]
-        pending = set(state.pending(name))
-        grown = [state.growth(unit, item) for item in unit.histories if item in pending]
-        found.update(grown)
-        found[0] += len(pending) - len(grown)
-    return {growth: items for growth, items in sorted(found.items()) if items} or {0: 0}
+        unit, spec = state.units[name], stage.specs.of(stage.unit(name))
+        pending = state.pending(name)
+        grown = Counter(state.growth(unit, one) for one in pending if spec.retry)
+        for growth, items in (grown or {0: len(pending)}).items():
+            needs = needs_after(spec, growth)
+            before = found.get(str(needs), Pending({}, 0, 0))
+            found[str(needs)] = Pending(needs, before.items + items, before.units + 1)
+    return [found[text] for text in sorted(found)]
 
 
 def _held(view: RunView) -> Counter[str]:

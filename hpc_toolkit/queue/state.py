@@ -17,7 +17,6 @@ from hpc_toolkit.system.record import Record, fresh
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.units import Unit
-    from hpc_toolkit.system.needs import Retry
 
 _KEPT = 1024
 _NONE: Any = MappingProxyType({})
@@ -185,10 +184,12 @@ class StageState:
         max_attempts: int,
         floors: dict[tuple[int, int], int],
         expand: Callable[[str, int, int], Iterable[Line]],
-        retry: Retry | None = None,
+        short: str = "",
+        steps: Callable[[Unit], int] = lambda _unit: 0,
     ) -> None:
+        """``short``: why an item failed that gets more then; ``steps``: how often it gets more."""
         self.max_attempts, self._floors, self._expand = max_attempts, floors, expand
-        self._short, self._steps = (retry.on, retry.steps) if retry else ("", 0)
+        self._short, self._steps = short, steps
         self.units: dict[str, UnitState] = {}
         self.consecutive_failures = FailureTracker()
         """Failures of each worker since its last result."""
@@ -303,7 +304,9 @@ class StageState:
         record = line.record
         if not state.histories:
             state.histories = {}
-        history = state.histories.setdefault(record["item"], History(self._steps))
+        history = state.histories.get(record["item"])
+        if history is None:
+            history = state.histories[record["item"]] = History(self._steps(state.unit))
         ref = Ref(record["generation"], worker, line.start, line.end)
         if record["type"] == "done":
             self.consecutive_failures.note_done(worker, record["at"])
@@ -312,7 +315,7 @@ class StageState:
         else:
             permanent, short = record["type"] == "permanent", record.get(self._short) is True
             history.note_failure(ref, short=short and not permanent, permanent=permanent)
-            if not permanent and not (short and len(history.short) <= self._steps):
+            if not permanent and not (short and len(history.short) <= history.steps):
                 self.consecutive_failures.note_failure(
                     worker, state.unit.name, record["item"], record["at"], died=False
                 )
@@ -357,7 +360,7 @@ class StageState:
 
     def growths(self, unit: str) -> set[int]:
         """How often the needs of the pending items of a unit grew."""
-        if not self._steps:
+        if not self._short:
             return {0}
         state = self.units[unit]
         return {self.growth(state, item) for item in self.pending(unit)}

@@ -51,7 +51,7 @@ def plan_units(
     ``groups`` are the group index of each item, non-decreasing; None without groups. Without
     ``taper``, units have ``unit_size`` items up to the end of the list or of a group.
     """
-    spans = None if groups is None else _runs(groups)
+    spans = None if groups is None else runs_of(groups)
     return cut_spans(spans, count, unit_size=unit_size, taper=taper)
 
 
@@ -77,7 +77,8 @@ def cut_spans(
     return units
 
 
-def _runs(groups: Sequence[int]) -> list[tuple[int, int]]:
+def runs_of(groups: Sequence[object]) -> list[tuple[int, int]]:
+    """(first, count) of equal values that follow each other."""
     runs: list[tuple[int, int]] = []
     for position, group in enumerate(groups):
         if runs and groups[position - 1] == group:
@@ -129,6 +130,11 @@ def parse_header(line: bytes) -> dict[str, Any]:
             raise TypeError(f"its {name} are not a list of numbers")
         if name in header and len(found) != count:
             raise LookupError(f"it has {len(found)} {name} of {count!r} items")
+    wants, wanted = header.get("wants", []), header.get("wanted", [])
+    if not {*map(type, wants)} <= {dict} or not {*map(type, wanted)} <= {int}:
+        raise TypeError("its wants are not a list of objects, and a number for each unit")
+    if wants and (len(wanted) != len(header["units"]) or not {*wanted} <= {*range(len(wants))}):
+        raise LookupError(f"it has {len(wanted)} wants of {len(header['units'])} units")
     for name, kind in (("decision", dict), ("group_by", str), ("origins", list)):
         value = header.get(name)
         if value is not None and not isinstance(value, kind):

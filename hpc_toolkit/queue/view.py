@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.queue.affinity import Durations, group_key
 from hpc_toolkit.queue.claims import Claims
@@ -18,12 +18,10 @@ from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.state import ItemState, Ref, StageState, UnitState
 from hpc_toolkit.queue.units import Unit
+from hpc_toolkit.queue.wants import Specs
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
-
-if TYPE_CHECKING:
-    from hpc_toolkit.system.needs import Retry
 
 _PACE = 16
 _INTERVALS = 240
@@ -50,16 +48,13 @@ class StageView:
         self.claims = Claims(self.paths, local=local)
         self.durations = Durations()
         self._taken, own = 0, f"{spec.name}/"
-        self.retry: Retry | None = None
-        if spec.retry:
-            from hpc_toolkit.system.needs import retry_of  # few runs have one
-
-            self.retry = retry_of(spec)
+        self.specs = Specs(spec, self.log)
         self.state = StageState(
             max_attempts=spec.max_attempts,
             floors=self.log.floors,
             expand=lambda worker, start, end: read_lines(run.journal(worker), start, end, of=own),
-            retry=self.retry,
+            short=spec.retry["on"] if spec.retry else "",
+            steps=self.specs.steps,
         )
 
     def poll_log(self, *, hinted: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.presence import Presence
-from hpc_toolkit.queue.state import History, ItemState, Ref
+from hpc_toolkit.queue.state import ItemState, Ref
 from hpc_toolkit.queue.units import Unit
 from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.workers import ATTEMPTS, records_of
@@ -194,7 +194,7 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
             {
                 "worker": worker,
                 **{key: line[key] for key in kept if key in line},
-                **_needs(stage, history, floor, line["generation"]),
+                **_needs(stage, found, floor, line["generation"]),
             }
             for worker, line in attempts_of(view, found)
         ],
@@ -208,23 +208,26 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
             }
             for generation, death in sorted(state.deaths.items())
         ],
-        **_needs(stage, history, floor),
+        **_needs(stage, found, floor),
         "lifted_to_generation": floor,
         "counting_attempts": history.attempts(floor) if history is not None else 0,
     }
 
 
 def _needs(
-    stage: StageView, history: History | None, floor: int, generation: float = math.inf
+    stage: StageView, found: FoundItem, floor: int, generation: float = math.inf
 ) -> dict[str, Any]:
-    """The needs of an item in a generation, if they grow; by default of its next attempt."""
-    if stage.retry is None:
+    """The needs of an item in a generation, if they grow or are its own; by default of its next
+    attempt."""
+    spec = stage.specs.of(found.unit)
+    history = stage.state.units[found.unit.name].histories.get(found.position)
+    if not stage.spec.retry and spec is stage.spec:
         return {}
     from hpc_toolkit.system.needs import needs_after
 
     since = floor if generation > floor else 0  # earlier retries are not known
     growth = 0 if history is None else history.growth(since, generation)
-    return {"needs": needs_after(stage.spec, growth)}
+    return {"needs": needs_after(spec, growth)}
 
 
 def explain_absent(view: RunView, text: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Any
 
 from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.queue.left import pending_by_growth
+from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.queue.presence import WAITING, Presence, read_presence
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import RunView, StageView
@@ -213,17 +213,15 @@ def unmet_stages(
 
     ``known`` are the presences that could be read. Items whose needs grew are listed by themselves.
     """
-    needing = [(name, one) for name, one in view.stages.items() if one.spec.needs or one.retry]
     found = []
-    for name, stage in needing:
-        from hpc_toolkit.system.needs import needs_after, submit_options, unmet  # few runs need it
-
-        has = [known[one].place["has"] for one in alive or known if "has" in known[one].place]
+    for name, stage in view.stages.items():
         pending = stages[name].pending
-        wanted = pending_by_growth(stage) if stage.retry else {0: pending}
-        for growth, number in wanted.items() if pending else ():
-            needs, items = needs_after(stage.spec, growth), min(number, pending)
-            if items and (why := unmet(needs, has)):
+        for needs, number, _ in pending_needs(stage) if pending else ():
+            from hpc_toolkit.system.needs import submit_options, unmet  # few runs need it
+
+            has = [known[one].place["has"] for one in alive or known if "has" in known[one].place]
+            items = min(number, pending)
+            if why := unmet(needs, has):
                 why = why.replace("need ", "needs ", 1) if items == 1 else why
                 text = f"{counted(items, 'item')} of {name} {why}"
                 options = submit_options(needs)
@@ -246,21 +244,21 @@ def waiting_workers(known: Mapping[str, Presence], alive: set[str]) -> list[str]
 
 def grown_needs(view: RunView) -> list[dict[str, Any]]:
     """Needs that grew because items ran out, with the numbers of these items by state."""
-    found: dict[tuple[str, int], Counter[str]] = {}
+    found: dict[tuple[str, int, str, bool], Counter[str]] = {}
     for name, stage in view.stages.items():
-        begun = stage.state.begun if stage.retry is not None else ()
+        begun = stage.state.begun if stage.spec.retry else ()
         for unit in (stage.state.units[one] for one in begun):
             for item in unit.histories:
                 if growth := stage.state.growth(unit, item):
-                    counts = found.setdefault((name, growth), Counter())
+                    most = growth == stage.specs.steps(unit.unit)
+                    key = name, growth, stage.specs.want(unit.unit), most
+                    counts = found.setdefault(key, Counter())
                     counts[str(stage.state.item_state(unit, item))] += 1
     from hpc_toolkit.system.needs import needs_after  # few runs need it
 
     grown = []
-    for (name, growth), counts in sorted(found.items()):
-        stage = view.stages[name]
-        most = stage.retry is not None and growth == stage.retry.steps
-        needs = needs_after(stage.spec, growth)
+    for (name, growth, want, most), counts in sorted(found.items()):
+        needs = needs_after(view.stages[name].specs[want], growth)
         grown.append({"stage": name, "needs": needs, "most": most, **counts})
     return grown
 

@@ -263,7 +263,7 @@ def read_status(
             if known[worker].place
         },
         unmet=unmet_stages(view, stages, known, alive, given),
-        grown=grown_needs(view) if any(one.retry for one in view.stages.values()) else [],
+        grown=grown_needs(view) if any(one.spec.retry for one in view.stages.values()) else [],
         cost=None if cost is None else asdict(cost),
         doctor=beside.doctor,
     )

@@ -183,7 +183,7 @@ class StageSpec(Record, kw_only=True):
     expand: bool = False
     """Whether a result is a list, of which each element makes an item of the stages after it."""
     needs: dict[str, Any] | None = None
-    """What a worker must have (:data:`hpc_toolkit.system.needs.Amounts`); None: nothing."""
+    """What a worker must have (:data:`hpc_toolkit.system.needs.Amounts`); None, {}: nothing."""
     retry: dict[str, Any] | None = None
     """How the needs of an item grow (:class:`hpc_toolkit.system.needs.Retry`); None: not."""
     priority: int | None = None

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.planning.nodes import Ask, ask_of, unmet_by
-from hpc_toolkit.queue.left import pending_by_growth
+from hpc_toolkit.planning.nodes import Ask, ask_of, lacks
+from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import share
@@ -188,20 +188,20 @@ def jobs_with_work(run: Run, ask: Ask) -> int:
     that its workers can hold.
     """
     run.view.poll()
-    stages = {name: one for name, one in run.view.stages.items() if not one.complete}
+    stages = [one for one in run.view.stages.values() if not one.complete]
     time_s = ask.needs.time_s
     held = [
-        one
-        for name, one in stages.items()
-        # Each way in which needs grew is a warning of its own.
-        if len(unmet_by(ask.node, time_s, {name: one})) < len(pending_by_growth(one))
+        (one, units)
+        for one in stages
+        for needs, _, units in pending_needs(one)
+        if not lacks(ask.node, time_s, needs)
     ]
-    units = sum(len(stage.state.open) for stage in held)
-    if not units:  # a worker must add the items that follow others
-        return int(any(stage.spec.after for stage in held))
-    most = math.ceil(units / ask.workers)
+    if not held:  # a worker must add the items that follow others
+        after = [one.spec.needs or {} for one in stages if one.spec.after]
+        return int(not all(lacks(ask.node, time_s, needs) for needs in after))
+    most = math.ceil(sum(units for _, units in held) / ask.workers)
     # Other stages say nothing of one in which no unit has ended.
-    known = all(stage.durations.known for stage in held if stage.state.open)
+    known = all(stage.durations.known for stage, _ in held)
     with suppress(HpcToolkitError):
         forecaster = forecast_left(run) if known else None
         if forecaster is not None:

@@ -181,7 +181,7 @@ def left_lines(run: Run, ask: Ask) -> tuple[list[str], list[str]]:
         if unknown := [one.name for one in work.stages if names and one.name not in names]:
             said.append(f"  Left out, because no duration is known: stage {', '.join(unknown)}.")
         warnings += _waiting(work, ask)
-    warnings += [*_idle(run, ask), *unmet_by(ask.node, ask.needs.time_s, run.view.stages)]
+    warnings += [*_idle(run, ask), *unmet_by(ask.node, ask.needs.time_s, run.view)]
     return said, warnings
 
 

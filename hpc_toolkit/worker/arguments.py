@@ -12,6 +12,7 @@ from typing import Any
 from hpc_toolkit.errors import ConfigError, ItemsError, WorkloadError, near_miss
 from hpc_toolkit.queue.graph import Arrows
 from hpc_toolkit.queue.items import ItemLines, check_items
+from hpc_toolkit.queue.wants import Wants
 from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, RESULTS, StageSpec
 from hpc_toolkit.system.jsonlines import AT_ONCE, batches
 from hpc_toolkit.system.record import replace
@@ -61,12 +62,15 @@ def with_items(
     If items of the list follow each other, the stage follows itself. Raises ItemsError,
     ConfigError, WorkloadError: items that cannot work.
     """
-    arrows, needs = Arrows(), needed_keys(stage.workload.command)
-    items = arrows.taken(items)
+    arrows, wants, needs = Arrows(), Wants(stage), needed_keys(stage.workload.command)
+    items = wants.taken(arrows.taken(items))
     if decide:
         stage, items = fit(stage, items, given=RESULTS)
     own = [key for key in needs if key != RESULTS]
     lines = check_items(items, group_by=stage.group_by, needs=own, may_be_empty=may_be_empty)
+    lines.wants = wants.each(len(lines))
+    if lines.wants and stage.needs is None:
+        stage = replace(stage, needs={})  # by which workers know that items have needs
     wanted = RESULTS in needs or _wants_results(stage)
     if arrows and may_be_empty:
         message = "items that follow each other cannot be in an open list"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.queue.state import MAX_DEATHS
+from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, read_manifest
 from hpc_toolkit.system.binding import Place, Shares, bind, place_workers, read_machine
 from hpc_toolkit.system.clock import SystemClock
@@ -147,7 +148,7 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
 
     def _has(self) -> dict[str, Any]:
         """What one worker has, for stages with needs: an equal part, unless a share was given."""
-        if not any(stage.needs for stage in self.manifest.stages):
+        if not any(may_need(stage) for stage in self.manifest.stages):
             return {}
         machine, shares = read_machine(), self.shares
         found: dict[str, Any] = {}

@@ -36,7 +36,7 @@ def order_for(
     for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
         lines.killer(item, len(suspects[item]), suspects[item][-1])
         order.remove(item)
-    if assignment.stage.retry is not None:
+    if assignment.stage.spec.retry:
         order = [i for i in order if holds(state.growth(state.units[unit], i))]
     return order
 
@@ -81,13 +81,13 @@ def fragile_of(assignment: Assignment, left: list[int]) -> set[int]:
 
 def ran_out(assignment: Assignment, how: str) -> bool:
     """Whether a death shows that an item ran out of memory, and that it gets more (rule R18)."""
-    retry = assignment.stage.retry
+    retry = assignment.stage.specs.retry(assignment.unit)
     return retry is not None and retry.on == "oom" and how.endswith(OUT_OF_MEMORY)
 
 
 def limits_of(assignment: Assignment, left: list[int]) -> dict[str, Any]:
     """What a stream knows of the items that get more when they run out of it (rule R18)."""
-    stage, retry = assignment.stage, assignment.stage.retry
+    stage, retry = assignment.stage, assignment.stage.specs.retry(assignment.unit)
     found: dict[str, Any] = {"limit_s": stage.spec.timeout_s}
     if retry is not None:
         unit = stage.state.units[assignment.unit.name]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpc_toolkit.queue.assignment import Assignment
-    from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.rundir.journal import JournalWriter
     from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.system.clock import Clock
@@ -73,7 +73,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
     look_s: float
     """Seconds between two looks for a newer claim of the unit: the interval of heartbeats, which
     grows with the number of workers. A worker that was silent for a lease looks immediately."""
-    holds: Callable[[StageView, int], bool] = lambda _stage, _growth: True
+    holds: Callable[[StageSpec, int], bool] = lambda _spec, _growth: True
     """As for :class:`Picker`."""
 
     def __post_init__(self) -> None:
@@ -121,8 +121,8 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         self._counted, self._tally = self.counts, lines.tally
         self._overtaken = False
         self._looked_at = self.clock.monotonic()
-        poll = partial(self.view.poll_journal, self.worker)
-        order = order_for(assignment, lines, poll, partial(self.holds, assignment.stage))
+        holds = partial(self.holds, assignment.stage.specs.of(assignment.unit))
+        order = order_for(assignment, lines, partial(self.view.poll_journal, self.worker), holds)
         if is_last_attempt(assignment, order):  # it would be on this host
             self.failures.check()
         try:

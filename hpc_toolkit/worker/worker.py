@@ -20,6 +20,7 @@ from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.installation import open_streams
@@ -38,7 +39,7 @@ from hpc_toolkit.worker.unitruns import UnitRunner
 if TYPE_CHECKING:
     from hpc_toolkit.queue.probes import Probes
     from hpc_toolkit.queue.view import StageView
-    from hpc_toolkit.rundir.layout import Manifest, RunPaths
+    from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
     from hpc_toolkit.rundir.proof import Proof
     from hpc_toolkit.system.clock import Clock
 
@@ -216,30 +217,34 @@ class Worker:
         self._view.poll()
         return self._view.complete
 
-    def _holds(self, stage: StageView, growth: int) -> bool:
-        """Whether this worker has what items of a stage need whose needs grew ``growth`` times."""
-        if not (stage.spec.needs or growth):
+    def _holds(self, spec: StageSpec, growth: int) -> bool:
+        """Whether this worker has what items need whose needs grew ``growth`` times."""
+        if not (spec.needs or growth):
             return True
-        from hpc_toolkit.system.needs import lacking, needs_after  # few runs have needs
+        from hpc_toolkit.system.needs import needs_after  # few runs have needs
+
+        return not self._lacks(needs_after(spec, growth))
+
+    def _lacks(self, needs: dict[str, Any]) -> list[str]:
+        from hpc_toolkit.system.needs import lacking
 
         end = self._drain.deadline
         left_s = math.inf if end is None else end - self._clock.monotonic()
-        return not lacking(needs_after(stage.spec, growth), self._has, left_s)
+        missing = lacking(needs, self._has, left_s)
+        # It never has time without an end, so what else it lacks comes first.
+        return [one for one in missing if one != "time"] or missing
 
     def _not_for_it(self) -> str:
         """What is left, and what this worker lacks for it, in one line that is also printed."""
-        from hpc_toolkit.queue.left import pending_by_growth  # few runs have needs
-        from hpc_toolkit.system.needs import lacking, needs_after, shown
+        from hpc_toolkit.queue.left import pending_needs  # few runs have needs
+        from hpc_toolkit.system.needs import shown
 
-        needs = []
+        lacks: dict[str, None] = {}
         for name, stage in self._view.stages.items():
-            for growth in () if stage.complete else pending_by_growth(stage):
-                if not self._holds(stage, growth):
-                    wanted = needs_after(stage.spec, growth)
-                    # It never has time without an end, so what else it lacks is looked for first.
-                    missing = lacking(wanted, self._has) or ["time"]
-                    needs += [f"{name} ({shown(one, wanted[one])})" for one in missing]
-        reason = f"what is left needs more than this worker has: {', '.join(needs)}"
+            left = [one.needs for one in pending_needs(stage)] or [stage.spec.needs or {}]
+            for needs in () if stage.complete else left:
+                lacks |= {f"{name} ({shown(one, needs[one])})": None for one in self._lacks(needs)}
+        reason = f"what is left needs more than this worker has: {', '.join(lacks)}"
         sys.stderr.write(f"{self.name}: {reason}\n")
         return reason
 
@@ -268,7 +273,7 @@ class Worker:
     def _follow(self, patience_s: float = 0.0) -> list[bool]:
         """Add items to stages that follow others; whether there were any, for each stage."""
         now = self._clock.monotonic()
-        return [one.publish(now, patience_s) for one in self._picker.following]
+        return [one.publish(now, patience_s) for one in self._picker.following.values()]
 
     def _wait(self) -> None:
         now = self._clock.monotonic()
@@ -319,7 +324,7 @@ def _resources(
     manifest: Manifest, options: WorkerOptions, rank: RankInfo, clock: Clock
 ) -> dict[str, Any]:
     """What this worker has; {} if no stage of the run has needs, or items that get more time."""
-    if not any(stage.needs or stage.retry for stage in manifest.stages):
+    if not any(may_need(stage) for stage in manifest.stages):
         return {}
     from hpc_toolkit.system.binding import own_place
     from hpc_toolkit.system.gpus import ranks_here

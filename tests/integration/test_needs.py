@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +137,112 @@ def test_units_of_a_dead_worker_are_left_to_workers_that_can_hold_them(hpctk: Hp
 
     assert hpctk("work", "run", env=CPU).code == 75
     assert not list(claims.glob("*.2.lock"))
+
+
+MIXED: list[dict[str, Any]] = [
+    *({"n": n} for n in range(20)),
+    *({"n": n, "needs": {"gpus": 4}} for n in range(20, 32)),
+    *({"n": n, "needs": {"gpus": 1}, "priority": 5} for n in range(32, 36)),
+    {"n": 36, "needs": {"licence": 1}, "priority": -1},
+]
+
+
+def test_each_worker_takes_the_items_of_a_list_that_it_can_hold(hpctk: Hpctk) -> None:
+    write(MIXED)
+    created = hpctk("init", "run", "--items", "items.jsonl", "--command", "sleep .02; true {n}")
+    assert created.code == 0, created.err
+    run = Run.open("run")
+
+    first = hpctk("work", "run", env=GPU)
+    assert first.code == 75
+    assert "more than this worker has: items (4 GPUs), items (1 licence)" in first.err
+    assert [sorted(part) for part in halves(run, 4)] == [[*range(32, 36)], [*range(20)]]
+    assert [one["text"] for one in run.status().unmet] == [
+        "12 items of items need 4 GPUs; no worker has more than 1",
+        "1 item of items needs 1 licence; no worker has more than 0",
+    ]
+    plan = hpctk("plan", "run", "--nodes", "1", "--item-time", "1s", "--gpus-per-node", "2")
+    assert "stage items: some of its items need 4 GPUs; no worker of this job has" in plan.err
+    assert "1 item of items needs 1 licence" in hpctk("status", "run").out
+
+    four = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    assert hpctk("work", "run", "--gpus-per-worker", 4, "--has", "licence=1", env=four).code == 0
+    assert [sorted(part) for part in halves(run, 36)][1] == [36]
+    assert [row["item"] for row in run.results()] == [{"n": n} for n in range(37)]
+    life = hpctk("explain", "run", "--item", "20")
+    assert "with 4 GPUs" in life.out
+
+
+def halves(run: Run, first: int) -> tuple[list[int], list[int]]:
+    """The items that were done first, and the others, by their numbers in the list."""
+    run.view.poll_logs()
+    log = run.view.stages["items"].log
+    lines = sorted(journal_lines(run, "done"), key=lambda line: line["at"])
+    entries = [int(line["unit"].rpartition("/")[2].partition("-")[0]) for line in lines]
+    pairs = zip(entries, lines, strict=True)
+    done = [log.segments[entry].number(line["item"]) for entry, line in pairs]
+    return done[:first], done[first:]
+
+
+def write(items: list[dict[str, Any]]) -> None:
+    Path("items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in items))
+
+
+def test_items_of_a_graph_are_left_to_workers_that_hold_them_through_kills(hpctk: Hpctk) -> None:
+    items: list[dict[str, Any]] = [{"id": "first", "needs": {"gpus": 0}}]
+    for n in range(20):
+        items.append({"id": f"a{n}", "after": ["first"], "needs": {"gpus": 1}})
+        items.append({"id": f"b{n}", "after": [f"a{n}"], "needs": {"cpu_only": 1}, "priority": n})
+    items.append({"id": "last", "after": [f"b{n}" for n in range(20)]})
+    write(items)
+    created = hpctk("init", "run", "--items", "items.jsonl", "--command", "sleep .05; true {id}")
+    assert created.code == 0, created.err
+    run = Run.open("run")
+    no_gpu: dict[str, Any] = {"env": CPU, "first": ""}
+    killed = hpctk.start("work", "run", env=GPU)
+    wait_until(lambda: len(journal_lines(run, "done")) > 4, "results", of=killed)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.process.wait()
+    # What it can hold comes later, of items that no worker has the GPU for yet: it waits.
+    waits = hpctk.start("work", "run", "--has", "cpu_only=1", **no_gpu)
+    wait_until(lambda: len(workers_of(run)) > 1, "worker", of=waits)
+    helps = hpctk.start("work", "run", env=GPU)
+    assert waits.ended(limit_s=60).code == 0
+    assert helps.ended(limit_s=60).code == 0
+
+    rows = run.results()
+    assert [(row["item"]["id"], row["state"]) for row in rows] == [(i["id"], "done") for i in items]
+    by = {row["item"]["id"][0]: set[str]() for row in rows}
+    for row in rows:
+        by[row["item"]["id"][0]].add(row["worker"])
+    assert not by["a"] & by["b"]
+    assert len(by["b"]) == 1
+
+
+def test_the_needs_of_an_item_grow_from_its_own(hpctk: Hpctk) -> None:
+    Path("hungry.py").write_text(HUNGRY)
+    write([{"units": 1}, {"units": 8}, {"units": 9, "needs": {"memory": "256M"}}])
+    created = hpctk(
+        *("init", "run", "--items", "items.jsonl", "--workload", "hungry:fill"),
+        *("--needs", "memory=64M", "--retry", "on=oom,memory=x2,up_to=512M", "--max-attempts", 1),
+    )
+    assert created.code == 0, created.err
+    run = Run.open("run")
+
+    assert hpctk("work", "run", "--workers", 1, "--memory-per-worker", "64M").code == 75
+    assert [one["needs"]["memory"] >> 20 for one in run.status().unmet] == [128, 256]
+    ended = [
+        hpctk("work", "run", "--workers", 1, "--memory-per-worker", f"{size}M").code
+        for size in (128, 256, 512)
+    ]
+    assert ended == [75, 75, 0]
+    assert [row["attempts"] for row in run.results()] == [1, 1, 1]
+    # The third item began with 256 MiB, and both ended with twice that.
+    attempts = [json.loads(hpctk("explain", "run", "--item", n, "--json").out) for n in (1, 2)]
+    sizes = [[one["needs"]["memory"] >> 20 for one in life["attempts"]] for life in attempts]
+    assert sizes == [[64, 128, 256, 512], [256, 512]]
+    shown = [(one["needs"]["memory"] >> 20, one["done"]) for one in run.status().grown]
+    assert sorted(shown) == [(512, 1), (512, 1)]
 
 
 GROWING = """

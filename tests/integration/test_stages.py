@@ -65,19 +65,20 @@ def check_order(run: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("last", "kills"), [pytest.param(3, 3), pytest.param(99, 20, marks=pytest.mark.soak)]
+    ("last", "kills", "workers"),
+    [pytest.param(3, 3, 4), pytest.param(99, 20, 8, marks=pytest.mark.soak)],
 )
 def test_every_item_of_a_pipeline_is_made_and_run_once_through_kills(
-    hpctk: Hpctk, last: int, kills: int
+    hpctk: Hpctk, last: int, kills: int, workers: int
 ) -> None:
     run, total = pipeline(hpctk, last), 10 * (last + 1)
     for number in range(kills):
-        work = hpctk.start("work", "run", "--workers", 4)
+        work = hpctk.start("work", "run", "--workers", workers)
         wanted = (number + 1) * 2 * total // (kills + 2)
         wait_until(partial(has_done, run, wanted), "results", of=work)
         os.killpg(work.pid, signal.SIGKILL)
         work.process.wait()
-    assert hpctk("work", "run", "--workers", 4).code == 0
+    assert hpctk("work", "run", "--workers", workers).code == 0
 
     assert {
         name: (one.done, one.whole, one.duplicates) for name, one in run.status().stages.items()

@@ -15,6 +15,7 @@ import pytest
 from examples import mini_pythia
 from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
 from hpc_toolkit.run import Run
+from hpc_toolkit.science.workloads import lm_eval_tasks
 from hpc_toolkit.science.workloads.corpora import evaluation_articles
 from hpc_toolkit.science.workloads.fetching import no_network_in_jobs
 from hpc_toolkit.science.workloads.lm_eval_tasks import LmEvalTasks
@@ -286,6 +287,28 @@ def test_code_of_the_model_runs_only_if_that_is_confirmed(
         value_of(tasks, context, "unsafe")
 
     assert value_of(made(place, confirm_run_unsafe_code=True), context, "unsafe")["n"] == 12
+
+
+def test_tasks_and_groups_are_found_without_an_index_of_all(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has 14,000 files, which each worker would read."""
+    from lm_eval.tasks import manager
+
+    read: list[str] = []
+    build = manager.TaskIndex.build
+
+    def recorded(paths: list[Path], **keys: Any) -> Any:
+        read.extend(map(str, paths))
+        return build(paths, **keys)
+
+    monkeypatch.setattr(manager.TaskIndex, "build", staticmethod(recorded))
+    lm_eval_tasks._index.cache_clear()
+    tasks = made(place)
+
+    assert len(tasks.load_task("bbc")["tasks"]) == 2
+    assert tasks._known("piqa").task_index["piqa"]
+    assert set(read) == {str(place / "tasks"), str(place / "own/piqa")}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.sharedfs.scenarios import (
     orderly_restart,
     partition,
     power_cut,
+    power_cut_of_a_graph,
     power_cut_of_proven_locks,
     proven_locks,
     server_restart,
@@ -42,7 +43,7 @@ class Examined:
     report: dict[str, Any]
 
 
-_OF_KERNELS = (orderly_restart, power_cut, power_cut_of_proven_locks)
+_OF_KERNELS = (orderly_restart, power_cut, power_cut_of_a_graph, power_cut_of_proven_locks)
 """These need hosts that can lose their power, or a server whose service is not all of it."""
 _UNDISTURBED = (one_machine, additions, takeover)
 """These are played where others, whom a lost host would hit as well, use the same hosts."""
@@ -67,6 +68,7 @@ IN_MAKE_TEST: dict[Scenario, tuple[type[Filesystem], ...]] = {
     orderly_restart: (),
     # Until it has evicted the host, only CephFS would be waited for. NFSv3 frees no lost locks.
     power_cut: (NFS3,),
+    power_cut_of_a_graph: (),
     power_cut_of_proven_locks: (NFS42,),
 }
 """Where a scenario of the small size takes a path of its own; 'make soak' plays it on all."""
@@ -85,6 +87,7 @@ _EXAMINED_BEFORE = (
     server_restart,
     orderly_restart,
     power_cut,
+    power_cut_of_a_graph,
     power_cut_of_proven_locks,
 )
 """These must not begin before the examination ended."""

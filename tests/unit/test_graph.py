@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.followingitems import following
+from hpc_toolkit.queue.followingitems import FollowingItems, following
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.run import create_run
@@ -41,7 +41,10 @@ class World:
     def __init__(self, root: Path, before: tuple[set[int], ...], seed: int) -> None:
         self.items: list[dict[str, Any]] = [{"id": 0}]
         self.items += [{"id": at, "after": sorted(one)} for at, one in enumerate(before, 1)]
-        random.Random(seed).shuffle(self.items)
+        draw = random.Random(seed)
+        draw.shuffle(self.items)
+        for item in self.items:
+            item.update({"needs": {"licence": n}} if (n := draw.randrange(3)) else {})
         spec, lines = with_items(spec_of(max_attempts=2), self.items)
         if not spec.after:
             spec, lines = with_items(spec_of(max_attempts=2), [{"id": 0, "after": []}])
@@ -116,6 +119,18 @@ class World:
         assert len(set(ids)) == len(ids)
         numbers = {item["id"]: number for number, item in enumerate(self.items)}
         after = {item["id"]: item.get("after", []) for item in self.items}
+        wanted = {item["id"]: item.get("needs", {}) for item in self.items}
+        view = RunView(self.run.paths, self.manifest)
+        view.poll()
+        stage, (made,) = view.stages["items"], following(view).values()
+        for segment in stage.log.segments.values():
+            for unit in segment.units:
+                needs = stage.specs.of(unit).needs or {}
+                items = segment.read(unit)[1]
+                assert len(self.items) == 1 or all(wanted[one["id"]] == needs for one in items)
+        assert isinstance(made, FollowingItems)
+        made.coming({})  # it reads what was added
+        assert made.wants.total() == (len(self.items) - len(added) if made.graph.wants else 1)
         for item in added:
             assert list(map(int, item["results"])) == after[item["id"]]
             for one, value in item["results"].items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import ConfigError, ItemsError, RunError
+from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import read_manifest
 from hpc_toolkit.system.needs import (
@@ -248,3 +251,120 @@ def test_a_retry_must_fit_the_other_settings(tmp_path: Path) -> None:
 )
 def test_a_job_that_can_hold_needs_is_named(needs: dict[str, Any], options: str) -> None:
     assert submit_options(needs) == options
+
+
+def listed(tmp_path: Path, items: list[dict[str, Any]], **how: Any) -> Run:
+    return Run.create(tmp_path / os.urandom(4).hex(), items, command="true", **how)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"i": 1, "needs": {"gpu": 1}}, "item 1: needs: unknown key 'gpu'"),
+        ({"i": 1, "needs": {"memory": "x"}}, "item 1: needs.memory: 'x' is not"),
+        ({"i": 1, "needs": {}, "priority": "5"}, "item 1: its priority '5' is not a whole number"),
+        ({"i": 1, "needs": {}, "priority": True}, "item 1: its priority True is not a whole numb"),
+        ({"i": 1, "needs": {"memory": "9G"}}, "item 1: retry.up_to: 5.0 GiB of memory is not more"),
+        ({"i": 0, "needs": {"cpus": 1}}, "item 1 is a duplicate"),
+    ],
+)
+def test_wrong_needs_of_an_item_are_refused(
+    item: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ItemsError) as refused:
+        listed(tmp_path, [{"i": 0}, item], needs={"memory": "1G"}, retry=OOM)
+    assert message in refused.value.message
+    assert refused.value.hint
+
+
+def test_needs_are_taken_out_of_items_and_other_keys_of_these_names_stay(tmp_path: Path) -> None:
+    items: list[dict[str, Any]] = [
+        {"i": 0, "needs": {"gpus": 1}, "priority": 5},
+        {"i": 1, "priority": 2},
+        {"i": 2, "needs": "none"},
+    ]
+    run = listed(tmp_path, items)
+
+    (path,) = run.paths.stage("items").items.iterdir()
+    shown = [{"i": 0}, {"i": 1, "priority": 2}, {"i": 2, "needs": "none"}]
+    assert [*map(json.loads, path.read_text().splitlines()[1:])] == shown
+    assert run.manifest.stages[0].needs == {}
+    different = [{"i": n, "needs": {"licence": n}} for n in range(1001)]
+    with pytest.raises(ItemsError, match="item 1000: it is the first after 1000 different needs"):
+        listed(tmp_path, different)
+    plain = listed(tmp_path, [{"i": 1}], items_per_claim=1)
+    assert plain.manifest.stages[0].needs is None
+
+
+def test_items_with_needs_are_added_where_workers_look_for_them(tmp_path: Path) -> None:
+    new: list[dict[str, Any]] = [{"i": 2, "needs": {"gpus": 1}}, {"i": 3}]
+    plain = listed(tmp_path, [{"i": 1}], open_end=True)
+    with pytest.raises(ItemsError, match="workers do not know that they may") as refused:
+        plain.add(new)
+    assert "--needs" in refused.value.hint
+
+    run = listed(tmp_path, [{"i": 1}], open_end=True, needs={"cpus": 1})
+    run.add(new)
+    run.view.poll()
+    assert pending_needs(run.view.stages["items"]) == [
+        ({"cpus": 1, "gpus": 1}, 1, 1),
+        ({"cpus": 1}, 2, 2),
+    ]
+
+
+WANTS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(-1, 2), st.integers(-1, 1)), min_size=1
+)
+
+
+@given(WANTS, st.sampled_from([None, "g"]), st.sampled_from([None, 3]))
+def test_a_unit_has_items_of_the_same_needs_and_group(
+    fast_dir: Path, drawn: list[tuple[str, int, int]], group_by: str | None, size: int | None
+) -> None:
+    given_items, wanted = [], []
+    for number, (group, gpus, priority) in enumerate(drawn):
+        own: dict[str, Any] = {"needs": {"gpus": gpus}} if gpus >= 0 else {}
+        own |= {"priority": priority} if own and priority >= 0 else {}
+        given_items.append({"n": number, "g": group, **own})
+        needs = {"cpus": 2} | own.get("needs", {})
+        wanted.append((needs, own.get("priority")))
+    cut = {"group_by": group_by, "items_per_claim": size}
+    run = listed(fast_dir, given_items, **cut, needs={"cpus": 2})
+
+    run.view.poll()
+    stage, seen = run.view.stages["items"], []
+    for segment in stage.log.segments.values():
+        for unit in segment.units:
+            spec, read = stage.specs.of(unit), segment.read(unit)[1]
+            assert {str(wanted[item["n"]]) for item in read} == {str((spec.needs, spec.priority))}
+            assert len({item["g"] for item in read}) == 1 or group_by is None
+            assert all(item.keys() == {"n", "g"} for item in read)
+            seen += [item["n"] for item in read]
+    assert sorted(seen) == list(range(len(drawn)))
+    assert [segment.number(at) for at in range(segment.count)] == seen
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ('"wanted":[0,1]', ""),
+        ('"wanted":[0]', "it has 1 wants of 2 units"),
+        ('"wanted":[0,2]', "it has 2 wants of 2 units"),
+        ('"wanted":[0,"1"]', "its wants are not a list"),
+        ('"wanted":{}', "it has 0 wants"),
+    ],
+)
+def test_a_header_whose_wants_are_damaged_is_refused(
+    change: str, error: str, tmp_path: Path
+) -> None:
+    run = listed(tmp_path, [{"i": 0}, {"i": 1, "needs": {"gpus": 1}}])
+    (path,) = run.paths.stage("items").items.iterdir()
+    text = path.read_text()
+    assert '"wanted":[0,1]' in text
+    path.write_text(text.replace('"wanted":[0,1]', change))
+
+    if error:
+        with pytest.raises(RunError, match=error):
+            Run.open(run.root).status()
+    else:
+        assert Run.open(run.root).status().stages["items"].pending == 2

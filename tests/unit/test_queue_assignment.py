@@ -56,6 +56,18 @@ def taken(found: Assignment | None) -> tuple[str, int] | None:
     return None if found is None else (found.unit.name, found.generation)
 
 
+def test_items_that_the_worker_itself_added_are_taken_before_the_next_poll(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    taker = Taker(toy)
+    assert taken(taker.fresh()) == (toy.unit_name(0), 1)
+    toy.add([{"id": 1}])
+    assert taker.picker.fresh(NOTHING, news=False) is None
+    taker.view.poll_logs()  # as after it published what follows its result
+    found = taker.picker.fresh(NOTHING, news=False)
+    assert found is not None
+    assert taker.picker.polled == 0
+
+
 def owner(toy: ToyRun, unit: str, generation: int) -> str:
     return os.readlink(toy.stage_paths.claims / claim_name(unit, generation))
 

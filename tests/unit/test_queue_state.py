@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.left import pending_by_growth
+from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.queue.state import MAX_DEATHS, Death, is_killer
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
@@ -344,7 +344,8 @@ def test_i2_every_reader_finds_the_same_needs_and_they_never_unfail_an_item(
     assert seen == sorted(seen, key=["pending", "failed"].index)
     if wanted.state == "pending":
         assert state.growths(unit.unit.name) == {grown}
-        assert pending_by_growth(view.stages["items"]) == {grown: 1}
+        wanted_now = needs_after(view.stages["items"].spec, grown)
+        assert pending_needs(view.stages["items"]) == [(wanted_now, 1, 1)]
     if wanted.attempts:
         assert unit.histories[0].attempts(floor) == wanted.attempts
 
@@ -366,7 +367,7 @@ def test_i9_at_the_limit_of_its_retry_an_item_fails_like_others(fast_dir: Path) 
     assert (row["state"], row["attempts"], row["error"]) == ("failed", 2, "MemoryError")
     # A retry starts again with the first needs.
     assert toy.reopen().retry() == 1
-    assert pending_by_growth(toy.stage()) == {0: 1}
+    assert pending_needs(toy.stage()) == [(RETRY["needs"], 1, 1)]
 
 
 def test_i3_a_failure_for_lack_of_memory_does_not_count_against_its_host(fast_dir: Path) -> None:

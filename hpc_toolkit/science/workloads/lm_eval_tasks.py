@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import math
 import os
-import random
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
 from hpc_toolkit.science.workloads import fetching
-from hpc_toolkit.science.workloads.checkpoints import (
-    Dtype,
-    load_checkpoint,
-    prefetch_checkpoint,
-    require_positive,
-)
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel
+from hpc_toolkit.science.workloads.harness import Evaluated, HarnessTasks, is_number
 
 
-class LmEvalTasks:
+class LmEvalTasks(HarnessTasks):
     """Workload: item ``{"checkpoint", "task"}`` to the metrics of a task of lm-evaluation-harness.
 
     ``task`` is a name that the harness or a YAML file below ``include_path`` defines. A group of
@@ -37,49 +32,39 @@ class LmEvalTasks:
     ``strict-match``. ``n`` documents of all ``documents`` were evaluated. Standard errors are None
     where the harness has none.
 
-    Each item loads its task anew with the harness's own seeds, so a value does not depend on
-    earlier items. Numbers are those of ``lm_eval`` with the same options; bootstrapped standard
-    errors use fewer draws.
+    Numbers are those of ``lm_eval`` with the same options; bootstrapped standard errors use fewer
+    draws. A task whose own number of examples is 0 keeps it.
     """
+
+    harness, extra, package = "lm-evaluation-harness", "harness", "lm_eval.models.huggingface"
 
     def __init__(
         self,
         *,
-        root: str = ".",
-        dtype: Dtype = "auto",
-        batch_size: int = 16,
-        metric: str | Mapping[str, str] = "",
         limit: float | None = None,
         include_path: str | Iterable[str] = (),
-        num_fewshot: int | None = None,
         apply_chat_template: bool = False,
         system_instruction: str | None = None,
         max_length: int | None = None,
         bootstrap_iters: int = 1000,
         confirm_run_unsafe_code: bool = False,
+        **options: Any,
     ) -> None:
-        """Options of the workload; those from ``limit`` on are the harness's own.
+        """The harness's own options, and those of `HarnessTasks`.
 
         Args:
-            root: the directory that contains the checkpoints.
-            dtype: the type of the weights: ``auto`` is the one in which they were saved.
-            batch_size: the most requests that go through the model together.
-            metric: the metric that becomes ``score``: a name for all tasks, or a table of names by
-                task. Without it, the first metric of the task.
             limit: evaluate only the first documents of a task: a number, or a share below 1.
             include_path: directories with YAML files of tasks. Their functions run as your code.
-            num_fewshot: examples in each prompt, unless the item has a number or the task forbids
-                them. Without it, the task's own number.
             apply_chat_template: format prompts by the tokenizer's chat template.
             system_instruction: text before each prompt.
             max_length: longer prompts lose their beginning. Without it, the model's own limit.
             bootstrap_iters: draws for standard errors that have no formula; 0: no standard errors.
             confirm_run_unsafe_code: allow tasks that run code which the model wrote.
+            options: those of `HarnessTasks`.
 
         Raises ConfigError: an option is invalid.
         """
-        if dtype not in get_args(Dtype):
-            raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(get_args(Dtype))}")
+        super().__init__(**options)
         if limit is not None and (isinstance(limit, str | bool) or not 0 < limit < math.inf):
             raise ConfigError(f"limit: {limit!r} is not a positive number")
         paths = [include_path] if isinstance(include_path, str) else list(include_path)
@@ -87,13 +72,10 @@ class LmEvalTasks:
             if not Path(path).is_dir():
                 msg = f"include_path: {path} is not a directory"
                 raise ConfigError(msg, hint="name directories with YAML files, by absolute paths")
-        self._root, self._dtype, self._metric = root, dtype, metric
-        self._batch_size = require_positive("batch_size", batch_size)
         self._include_path = tuple(paths)
-        self._num_fewshot = num_fewshot
         self._max_length = max_length
         self._unsafe = confirm_run_unsafe_code
-        self._evaluate = {
+        self._options = {
             "limit": limit,
             "apply_chat_template": apply_chat_template,
             "system_instruction": system_instruction,
@@ -101,31 +83,12 @@ class LmEvalTasks:
             "bootstrap_iters": bootstrap_iters,
             "confirm_run_unsafe_code": confirm_run_unsafe_code,
         }
-        self.loads = 0
-        """Models loaded so far."""
 
-    def prefetch(self, group: str) -> None:
-        """Prefetch the files of a checkpoint; see `prefetch_checkpoint`."""
-        prefetch_checkpoint(self._root, group)
+    def _wrap(self, loaded: LoadedModel) -> Any:
+        from lm_eval.models.huggingface import HFLM
 
-    def fetch(self, items: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-        """As `fetch_data`."""
-        return fetching.fetch_data(items, self.load_task)
-
-    def load(self, group: str) -> Any:
-        """Load a checkpoint as an ``HFLM`` of the harness, which knows no other ranks.
-
-        Raises PermanentError: it cannot be used. Raises WorkloadError: no harness is installed.
-        """
-        fetching.no_network_in_jobs()
-        # A worker's log needs a line each half minute, not ten each second.
-        os.environ.setdefault("TQDM_MININTERVAL", "30")
         # Otherwise each rank starts a process on every core of the node to draw samples.
         os.environ.setdefault("DISABLE_MULTIPROC", "1")
-        with fetching.harness_package("lm-evaluation-harness", "harness"):
-            from lm_eval.models.huggingface import HFLM
-        loaded = load_checkpoint(self._root, group, head=True, dtype=self._dtype)
-        self.loads += 1
         return HFLM(
             pretrained=loaded.model,
             tokenizer=loaded.tokenizer,
@@ -133,33 +96,24 @@ class LmEvalTasks:
             max_length=self._max_length,
         )
 
-    def on_oom(self, context: Any, items: list[dict[str, Any]]) -> bool:
-        """Halve the batches, for this and later checkpoints.
-
-        Return False at one request each, and if the model alone does not fit.
-        """
-        import torch
-
-        if context is None or self._batch_size == 1:
-            return False
-        torch.cuda.empty_cache()  # does nothing if CUDA was not used
-        self._batch_size = context.batch_size_per_gpu = self._batch_size // 2
-        return True
-
-    def run(self, context: Any, items: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield one value per item, in order.
-
-        Raises PermanentError: the task does not exist, its data set is not available, or it has no
-        value of its own.
-        """
+    def _evaluate(self, context: Any, task: object, shots: int | None) -> Evaluated:
         from lm_eval.evaluator import evaluate
 
-        for item in items:
-            _require_last_layer(item, context.config.num_hidden_layers)
-            tasks = self.load_task(item.get(fetching.TASK))
-            _set_fewshot(tasks, item.get("num_fewshot", self._num_fewshot))
-            found = evaluate(context, tasks, log_samples=False, **self._evaluate)
-            yield self._value(item[fetching.TASK], found)
+        tasks = self.load_task(task)
+        _set_fewshot(tasks, shots)
+        context.batch_size_per_gpu = self._batch_size
+        found = evaluate(context, tasks, log_samples=False, **self._options)
+        own = found["results"][task]
+        metrics = dict(_metrics(own))
+        better = found["higher_is_better"].get(task, {})
+        counts = {
+            "n": own["sample_len"],
+            "documents": sum(one["original"] for one in found["n-samples"].values()),
+            "num_fewshot": found["n-shot"].get(task),
+            "version": found["versions"].get(task),
+        }
+        worse = {name for name in metrics if better.get(name.partition(":")[0]) is False}
+        return Evaluated(metrics, worse, counts)
 
     def load_task(self, name: object) -> Any:
         """Return the harness's record of a task or group with all data sets.
@@ -176,7 +130,6 @@ class LmEvalTasks:
         if members := _members(entry):
             msg = f"task {name!r} is a name for several tasks without a common value"
             raise PermanentError(msg, hint=f"write an item for each: {', '.join(members):.400}")
-        _seed()
         with fetching.data_of(name):
             tasks = known.load([name])
         unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in tasks["tasks"].values())
@@ -187,53 +140,21 @@ class LmEvalTasks:
         return tasks
 
     def _known(self, name: object) -> Any:
-        """An index that has the task if there is one; groups of the user may have any members."""
-        if self._include_path:
-            own = _index(self._include_path, defaults=False)
-            if name in own.all_subtasks:
-                return own
-        return _index(self._include_path, defaults=True)
+        """An index that has the task and its members, if there is one.
 
-    def _value(self, task: str, found: Mapping[str, Any]) -> dict[str, Any]:
-        own = found["results"][task]
-        metrics = dict(_metrics(own))
-        name = self._metric if isinstance(self._metric, str) else self._metric.get(task, "")
-        name = name or next(iter(metrics), "")
-        if name not in metrics:
-            hint = near_miss(name, list(metrics))
-            raise PermanentError(f"task {task!r} has no metric {name!r}", hint=hint)
-        score, stderr = metrics[name]
-        better = found["higher_is_better"].get(task, {}).get(name.partition(":")[0])
-        value: dict[str, Any] = {
-            "score": -score if better is False else score,
-            "stderr": stderr,
-            "metric": name,
-            "n": own["sample_len"],
-            "documents": sum(one["original"] for one in found["n-samples"].values()),
-            "num_fewshot": found["n-shot"].get(task),
-            "version": found["versions"].get(task),
-        }
-        for name, (number, error) in metrics.items():
-            value.setdefault(name, number)
-            value.setdefault(f"{name}_stderr", error)
-        return value
-
-
-def _require_last_layer(item: Mapping[str, Any], last: int) -> None:
-    """Reject an item of a layer below the last, whose score would be that of the complete model."""
-    if item.get("layer", last) != last:
-        msg = f"layer {item['layer']!r}: the harness evaluates complete models"
-        raise PermanentError(msg, hint=f"leave the layer out, or choose the last one, {last}")
-
-
-def _seed() -> None:
-    """As ``lm_eval.simple_evaluate``, so that no value depends on the items before."""
-    import numpy as np
-    import torch
-
-    random.seed(0)
-    np.random.seed(1234)
-    torch.manual_seed(1234)
+        The index of all of the harness's own tasks reads 14,000 files in 15 s. Those in directories
+        that the name begins with are enough for most.
+        """
+        with fetching.harness_package(self.harness, self.extra):
+            from lm_eval.tasks import manager
+        own = Path(manager.__file__).parent
+        near = [
+            str(own / one)
+            for one in sorted(os.listdir(own))
+            if str(name).startswith(one) and (own / one).is_dir()
+        ]
+        some = _index((*near, *self._include_path), defaults=False)
+        return some if _has(some, name) else _index(self._include_path, defaults=True)
 
 
 def _set_fewshot(tasks: Mapping[str, Any], wanted: int | None) -> None:
@@ -247,10 +168,22 @@ def _set_fewshot(tasks: Mapping[str, Any], wanted: int | None) -> None:
 
 @cache
 def _index(include_path: tuple[str, ...], *, defaults: bool) -> Any:
-    """The harness's index of tasks; with its own tasks, it reads 14,000 files in 15 s."""
-    with fetching.harness_package("lm-evaluation-harness", "harness"):
-        from lm_eval.tasks import TaskManager
+    from lm_eval.tasks import TaskManager
+
     return TaskManager(include_path=list(include_path) or None, include_defaults=defaults)
+
+
+def _has(index: Any, name: object) -> bool:
+    """Whether an index has a task, or a group with all of its members."""
+    entry = index.task_index.get(name)
+    if entry is None or entry.kind.name != "GROUP":
+        return entry is not None
+    return all(_has(index, one) for one in _names(entry))
+
+
+def _names(group: Any) -> list[str]:
+    names = group.cfg["task"]
+    return [str(one.get("task", one)) if isinstance(one, dict) else one for one in names]
 
 
 def _members(entry: Any) -> list[str]:
@@ -258,8 +191,7 @@ def _members(entry: Any) -> list[str]:
     if entry.kind.name == "TAG":
         return sorted(entry.tags)
     if entry.kind.name == "GROUP" and not entry.cfg.get("aggregate_metric_list"):
-        names = entry.cfg["task"]
-        return [str(one.get("task", one)) if isinstance(one, dict) else one for one in names]
+        return _names(entry)
     return []
 
 
@@ -269,14 +201,8 @@ def _metrics(own: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, float |
     """
     for key, value in own.items():
         metric, comma, kind = key.partition(",")
-        if not comma or metric.endswith("_stderr") or not _is_number(value):
+        if not comma or metric.endswith("_stderr") or not is_number(value):
             continue
         error: Any = own.get(f"{metric}_stderr,{kind}")
         name = metric if kind == "none" else f"{metric}:{kind}"
-        yield name, (float(value), float(error) if _is_number(error) else None)
-
-
-def _is_number(value: object) -> bool:
-    import numpy as np
-
-    return isinstance(value, int | float | np.number)
+        yield name, (float(value), float(error) if is_number(error) else None)

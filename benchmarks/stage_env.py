@@ -7,7 +7,7 @@ export are an environment with numpy and scipy, without their tests, and its arc
 time with empty caches, imports scipy with 1 and with 4 processes at once: from the
 export, and from a copy in memory that it extracts first. nfsstat on the server counts requests.
 
-Takes about five minutes. Needs root and the packages that ``.ci/system`` installs.
+Takes up to an hour on a busy machine. Needs root and the packages that ``.ci/system`` installs.
 """
 
 from __future__ import annotations

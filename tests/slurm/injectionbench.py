@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.slurm.render.file import log_directory
+from hpc_toolkit.slurm.render.values import file_name
 from tests.slurm.injection import Asked, sbatch_options, script, toml
 
 if TYPE_CHECKING:
@@ -517,7 +518,10 @@ class Reader:
             wanted |= {"a"} if place.directive == "open-mode" else set()
             odd = {name for name in read.keys() | plain.keys() if read.get(name) != plain.get(name)}
             odd -= {place.directive, *ALONG.get(place.directive, ())}
-            if odd or read.get(place.directive) not in wanted:
+            # Where %x would be no name of a file, the script has one that it is made of.
+            made = place.directive == "job-name" and file_name(one.value) in read["output"]
+            odd -= {"output"} if made else set()
+            if odd or read.get(place.directive, "") not in wanted:
                 found.append(f"{place.name} {one.value!r}: {read.get(place.directive)!r}, {odd}")
         return found
 

@@ -6,11 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import NoReturn
 
 from hpc_toolkit.errors import TRY_AGAIN
-from hpc_toolkit.slurm.allowlist import USERS
+from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.system.processes import CUT_SHORT, WARNING
@@ -26,11 +25,6 @@ _TASK = """{begin}hpctk_ended=0; trap hpctk_ended=1 TERM; trap {on_warning}
 {end}if [ "$hpctk_code" -eq 143 ]; then sleep 1; fi
 if [ "$hpctk_code$hpctk_ended" = 1431 ]; then hpctk_code=1; echo "cut short (SIGTERM)" >&2; fi
 exit "$hpctk_code"
-"""
-_LAST_LEAVES = f"""rmdir "$HPCTK_STAGED/{USERS}/$SLURM_LOCALID"
-if rmdir "$HPCTK_STAGED/{USERS}" 2>/dev/null; then
-  rm -rf "$HPCTK_STAGED"; rmdir "${{HPCTK_STAGED%/*}}" 2>/dev/null
-fi
 """
 
 
@@ -48,12 +42,8 @@ class ProgramRequest:
     alone: bool = False
     """Whether the script is started as it is: it finds its directory in HPCTK_RUN_DIR, and keeps
     working when the time limit is near."""
-    stage: tuple[str, ...] = ()
+    staging: Staging = NO_STAGING
     """What is copied to each node's own disk before the ranks start; the last rank removes it."""
-    stage_dir: str = ""
-    """Where to; "" for the job's directory on the node's disk."""
-    tasks: int = 1
-    """Tasks of a node, which all use its copies."""
     within_s: int = 60
     """Seconds that a node has to start its checks."""
 
@@ -81,7 +71,7 @@ class ProgramJob:
         argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label", *cpus_per_task(self._job)]
         argv += [*request.srun, *request.container.srun_options()]
         words = request.container.inside(list(request.words))
-        task = _task(alone=request.alone, staged=request.stage)
+        task = _task(alone=request.alone, staging=request.staging)
         return [*argv, "sh", "-c", task, "task", *protected(words)]
 
     def _check_nodes(self) -> None:
@@ -90,17 +80,11 @@ class ProgramJob:
         check = [python, "-Pm", "hpc_toolkit", "preflight", "--gpus", str(request.gpus)]
         if request.check_inside:
             inside = request.container.srun_options()
-            self._on_all_nodes("--time=10", *inside, words=request.container.inside(check))
-        else:
-            self._on_all_nodes("--time=10", words=check)
-
-    def _on_all_nodes(
-        self, *options: str, words: Sequence[str], failed: str = "a node failed the preflight"
-    ) -> None:
-        argv = self._batch.once_per_node(*options, within_s=self._request.within_s)
-        code = self._batch.call([*argv, *words])
+            check = [*inside, *request.container.inside(check)]
+        argv = self._batch.once_per_node("--time=10", within_s=request.within_s)
+        code = self._batch.call([*argv, *check])
         if code:
-            self._restarts.checks_failed(code, failed)
+            self._restarts.checks_failed(code, "a node failed the preflight")
 
     def _make_directory(self) -> None:
         if self._request.run_dir is None:
@@ -110,20 +94,10 @@ class ProgramJob:
             os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self._request.run_dir)
 
     def _stage(self) -> None:
-        request, environ = self._request, os.environ
-        if not request.stage:
-            return
-        disk = request.stage_dir or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # noqa: S108
-        place = f"{disk}/hpctk-{self._job.id}.{self._job.restarts}"
-        words = [sys.executable, "-Pm", "hpc_toolkit", "stage", place, "--users"]
-        words += [str(request.tasks), "--", *request.stage]
-        # Where ranks never start, nobody else removes the copies; ranks that start remove them.
-        remove = self._batch.once_per_node("--quiet", "--time=5")
-        self._batch.cleanup.insert(0, [*remove, "rm", "-rf", "--", place])
-        self._on_all_nodes(words=words, failed="a node could not stage its copies")
-        environ["HPCTK_STAGED"] = place
-        for number, path in enumerate(request.stage, 1):
-            environ[f"HPCTK_STAGED_{number}"] = PurePosixPath(path).name
+        staging, beside = self._request.staging, self._request.run_dir or "runs/job"
+        code = staging.copy(self._batch, beside, within_s=self._request.within_s)
+        if code and staging.paths:
+            self._restarts.checks_failed(code, "a node could not stage its copies")
 
     def _decide(self, code: int) -> NoReturn:
         if self._batch.ended and code == 1:
@@ -142,12 +116,7 @@ def protected(words: Sequence[str]) -> list[str]:
     return [f"={word}" for word in words]
 
 
-def _task(*, alone: bool, staged: Sequence[str]) -> str:
-    begin = end = ""
-    if staged:
-        begin = "HPCTK_STAGED=$HPCTK_STAGED/$SLURMD_NODENAME\n"
-        for number in range(1, len(staged) + 1):
-            begin += f"HPCTK_STAGED_{number}=$HPCTK_STAGED/$HPCTK_STAGED_{number}\n"
-        end = _LAST_LEAVES
+def _task(*, alone: bool, staging: Staging) -> str:
+    begin, end = staging.around()
     on_warning = ('""' if alone else ":") + f" {WARNING.name[3:]}"
     return _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)

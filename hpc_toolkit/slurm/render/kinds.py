@@ -257,8 +257,6 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
     options = [f"--run-dir={full.run_dir}", *(["--alone"] if alone else [])]
     options += [f"--srun={word}" for word in _srun_options(full, cluster)]
     options += [f"--stage={path}" for path in full.stage]
-    if full.stage_dir:
-        options.append(f"--stage-dir={full.stage_dir}")
     if full.stage and full.ntasks_per_node > 1:
         options.append(f"--tasks={full.ntasks_per_node}")
     python = full.container_python if full.container else full.python

@@ -304,6 +304,7 @@ def surroundings(
         batch=(
             *(full.python or "", "-P", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
             *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
+            *(["--stage-env"] if full.stage_env else ()),
             *(trained.options if trained else ()),
         ),
     )
@@ -331,6 +332,8 @@ def _values(
     commands = {"node-setup": (*cluster.node_setup, *full.node_setup), "teardown": full.teardown}
     for name, lines in commands.items():
         yield from ((name, shlex.join(setup_words(line, f"--{name}"))) for line in lines)
+    if full.stage_dir:
+        yield "stage-dir", full.stage_dir
     if full.container is not None:
         yield from _container(full, cluster, template)
 

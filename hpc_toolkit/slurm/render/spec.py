@@ -67,7 +67,7 @@ class Row(NamedTuple):
     excludes: tuple[str, ...] = ()
     """Later or earlier rows that a request must not have together with this one."""
     needs: str = ""
-    """The row without which this one has no effect."""
+    """The row without which this one has no effect, or several, of which one is enough."""
     site: int = 0
     """Group of its default in a cluster file, 0 for none; sorted as directives are."""
 
@@ -210,6 +210,13 @@ class ScriptSpec:
         "IMAGE", templates=_ALL))
     bind: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.BINDS, "Bind a directory.",
         "FROM[:TO[:ro]]", needs="container"))
+    stage_env: bool = _field(False, Row(ENVIRONMENT, v.FLAG,
+        "Copy the environment of --python to each node's disk first.", "", excludes=("container",),
+        plain=False))
+    stage_dir: str | None = _field(None, Row(ENVIRONMENT,
+        path(v.ABSOLUTE, "an absolute path on the nodes' own disks"),
+        "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR", needs="stage stage_env",
+        plain=False))
     node_setup: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,
         "Run this first, once on each node.", "COMMAND", plain=False))
     teardown: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,
@@ -229,10 +236,6 @@ class ScriptSpec:
         plain=False))
     stage: tuple[str, ...] = _field((), Row(TRAINING, v.STAGED,
         "Copy this to each node's disk first.", "PATH", excludes=("container",),
-        templates=TRAININGS, plain=False))
-    stage_dir: str | None = _field(None, Row(TRAINING,
-        path(v.ABSOLUTE, "an absolute path on the nodes' own disks"),
-        "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR", needs="stage",
         templates=TRAININGS, plain=False))
     cpu_bind: str | None = _field(None, Row(TRAINING, v.CPU_BIND,
         "CPUs of each task: 'srun --cpu-bind'.", "WHAT", excludes=("hint",), templates=BOUND))
@@ -341,13 +344,13 @@ def _check_together(spec: ScriptSpec) -> None:
             msg = f"{option(name)} and {option(other)} exclude each other"
             raise RenderError(msg, hint="leave one of them out")
     for name in given:
-        needed = OPTIONS[name].needs
-        if needed == "gpus_per_node" and not spec.gpus_per_node:
+        needed = OPTIONS[name].needs.split()
+        if needed == ["gpus_per_node"] and not spec.gpus_per_node:
             msg = f"{option(name)}: the job requests no GPU"
             raise RenderError(msg, hint="add --gpus-per-node N, or leave the option out")
-        if needed and needed not in given:
-            msg = f"{option(name)} needs {option(needed)}"
-            hint = f"add {option(needed)} {OPTIONS[needed].metavar}, or leave it out"
+        if needed and given.keys().isdisjoint(needed):
+            msg = f"{option(name)} needs {' or '.join(map(option, needed))}"
+            hint = f"add {option(needed[0])} {OPTIONS[needed[0]].metavar}, or leave it out"
             raise RenderError(msg, hint=hint)
     _check_logs(spec)
     if spec.ntasks is None:

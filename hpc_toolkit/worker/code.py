@@ -130,17 +130,17 @@ def code_file(spec: WorkloadSpec) -> Path | None:
     if spec.function is None:
         return None
     known = {"hpc_toolkit": sys.modules["hpc_toolkit"].__spec__}  # wherever it was found
-    found = _find(str(spec.function).partition(":")[0], spec.path, known)
+    found = find(str(spec.function).partition(":")[0], spec.path, known)
     return Path(found.origin) if found is not None and found.has_location and found.origin else None
 
 
-def _find(
+def find(
     name: str, path: tuple[str, ...], known: dict[str, ModuleSpec | None]
 ) -> ModuleSpec | None:
     """Where a module is, without an import, which would run its code and might start threads."""
     if name not in known:
         parent, _, last = name.rpartition(".")
-        above = _find(parent, path, known) if parent else None
+        above = find(parent, path, known) if parent else None
         where = above.submodule_search_locations if above else [] if parent else [*path, *sys.path]
         # Not by its full name: a nested namespace package would import its parent.
         found = PathFinder.find_spec(last, where) if where else None
@@ -222,7 +222,7 @@ def _imported(path: tuple[str, ...], names: Iterable[str]) -> dict[str, str]:
         seen.add(name)
         parent = name.rpartition(".")[0]
         todo += filter(None, [parent])
-        spec = _find(name, path, known)
+        spec = find(name, path, known)
         file = spec.origin or "" if spec is not None else ""
         if spec is not None and os.path.isfile(file) and not is_installed(file):
             package = name if spec.submodule_search_locations is not None else parent
@@ -243,9 +243,7 @@ def _imports(file: str, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")
-            above = above[: len(above) - node.level + 1] if node.level else []
-            base = ".".join(filter(None, [*above, node.module]))
+            base = base_of(node, package)
             yield from (f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -255,6 +253,13 @@ def _imports(file: str, package: str) -> Iterator[str]:
             todo += node.orelse
         else:
             todo += ast.iter_child_nodes(node)
+
+
+def base_of(node: Any, package: str) -> str:
+    """The module from which a statement ``from ... import`` in a module of a package imports."""
+    above = package.split(".")
+    above = above[: len(above) - node.level + 1] if node.level else []
+    return ".".join(filter(None, [*above, node.module]))
 
 
 def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:

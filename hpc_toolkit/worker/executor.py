@@ -58,6 +58,7 @@ def become_child(
         os.setpgid(0, 0)
         log = open_or_create(log_path, os.O_WRONLY | os.O_APPEND)
         keep_descriptors(os.open(os.devnull, os.O_RDONLY), log, log, *pipes, log)
+        _take_signals()  # which the guard ignores
         prepared()
         _guard_forks(_REQUESTS, _RESULTS)
         # Inherited objects stay to the end; garbage collection would copy their shared pages.
@@ -126,7 +127,6 @@ def _guard_forks(*pipes: int) -> None:
 
 def prepare() -> None:
     """Make this process one in which the user's code can be imported."""
-    _take_signals()
     environ = environment_of_items()
     for name in os.environ.keys() - environ.keys():
         del os.environ[name]

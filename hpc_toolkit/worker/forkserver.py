@@ -1,8 +1,9 @@
-"""The fork server: a process that has imported the user's module, and forks executors from it."""
+"""The fork server: a process that has imported packages, and forks executors that need them."""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import mmap
 import os
@@ -19,19 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.rundir.files import open_or_create
-from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec, parse_manifest
+from hpc_toolkit.rundir.layout import StageSpec, parse_manifest
 from hpc_toolkit.system import processes
 from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.record import replace
-from hpc_toolkit.worker.code import is_installed
 from hpc_toolkit.worker.executor import become_child, prepare
 from hpc_toolkit.worker.guard import STOP_SIGNALS, become_guard
-from hpc_toolkit.worker.loading import import_workload, stamp
-from hpc_toolkit.worker.numbers import Numbers, is_users
+from hpc_toolkit.worker.loading import add_paths
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 SHARED = 64
 """Bytes that an executor and its worker share; the order for a fork server follows them."""
@@ -47,13 +46,15 @@ _FORK_SAFE = {"jemalloc_bg_thd"}
 def become_fork_server(
     connection: socket.socket, listener: socket.socket | None, owner: int, *, common: bool
 ) -> None:
-    """Import the user's module and fork executors until nobody can ask; never returns."""
+    """Import packages and fork executors until nobody can ask; never returns."""
     try:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in STOP_SIGNALS:  # Slurm signals every process of a step
+            signal.signal(number, lambda *_: None)
         processes.die_with_parent()
-        # What the user's code starts, and leaves behind, can be found.
+        # What an import starts, and leaves behind, can be found.
         processes.adopt_orphans()
         if os.getppid() == owner:
             null = os.open(os.devnull, os.O_RDWR)
@@ -103,9 +104,6 @@ class _Process:
         self._shared = shared
         self._first: dict[str, Any] | None = None
         self._imported: set[str] = set()
-        self._files: dict[str, Any] = {}
-        self._handlers: dict[int, Any] = {}
-        self._numbers = Numbers()
 
     def serve(self, *, listens: bool) -> None:
         """Answer the workers that are connected, until none is left or none must be answered."""
@@ -133,24 +131,19 @@ class _Process:
     def _answered(self, life: int, alive: int, requests: int, results: int, memory: int) -> bool:
         """Fork an executor, or refuse to; False: the fork server must end."""
         order = json.loads(os.pread(memory, os.fstat(memory).st_size, SHARED))
-        if any(stamp(file) != known for file, known in self._files.items()):
-            return False
         if differs := self._adopt(order):
             os.write(alive, differs.encode())
             return True
-        work = _stages_of(order)[order["stage"]].workload
-        code = f"{work.function} {work.path}"
-        reason = None if code in self._imported else self._import(order, work)
+        reason = None if self._imported.issuperset(order["imports"]) else self._import(order)
         if reason is not None:
             os.write(alive, reason.encode()[:1000] or b" ")
             return False
-        self._imported.add(code)
         if os.fork() == 0:
             os.setpgid(0, 0)
             os.write(alive, FORKED)
             shared = mmap.mmap(memory, SHARED)
             stages, log = _stages_of(order), Path(order["log"])
-            own = partial(self._become_own, order)
+            own = partial(_become_own, order)
             child = partial(become_child, stages, log, (requests, results), shared, own)
             become_guard(child, (life, alive), shared)
         return True
@@ -181,23 +174,25 @@ class _Process:
             return "its CPUs are not those of another worker"
         return ""
 
-    def _import(self, order: dict[str, Any], work: WorkloadSpec) -> str | None:
-        """Import the module of a stage; what that prints is in the log of this worker.
+    def _import(self, order: dict[str, Any]) -> str | None:
+        """Import the packages of a stage; what they print is in the log of this worker.
 
-        Returns why no executor must be forked from this process, or None. "": the import failed;
-        an executor that imports the module itself reports that.
+        Returns why no executor must be forked from this process, or None. "": an import failed; an
+        executor that imports the package itself reports that.
         """
-        log, pid = open_or_create(Path(order["log"]), os.O_WRONLY | os.O_APPEND), os.getpid()
+        log = open_or_create(Path(order["log"]), os.O_WRONLY | os.O_APPEND)
         _redirect(log)
         os.close(log)
         self._reap()
-        before, known, modules = _opened(), processes.children_of(pid), {*sys.modules}
+        before, known, pid = _opened(), processes.children_of(os.getpid()), os.getpid()
         watch = _Watch(order["own"] if self._shared else ())
         try:
-            with watch, self._numbers:
-                found = import_workload(work)
-            reason = _why_unsafe(found, str(work.function).partition(":")[0], before)
-        except BaseException:  # noqa: BLE001 - the boundary of the user's code
+            with watch:
+                add_paths(tuple(order["path"]))
+                for name in order["imports"]:
+                    _import_once(name)
+            reason = _why_unsafe(before)
+        except BaseException:  # noqa: BLE001 - the boundary of code that is not ours
             reason = ""
         finally:
             if os.getpid() != pid:
@@ -206,15 +201,12 @@ class _Process:
                 sys.stdout.flush()
         if watch.read:
             reason = f"its import reads {', '.join(sorted(watch.read))}"
-        if self._numbers.asked:
-            reason = f"its import calls {', '.join(sorted(self._numbers.asked))}"
         self._reap()
         if processes.children_of(pid) - known:
             reason = "its import starts processes"
             kill_started(pid)
         _redirect(0)
-        self._handlers = {one: signal.getsignal(one) for one in (*STOP_SIGNALS, signal.SIGCHLD)}
-        self._files |= _own_files(sys.modules.keys() - modules)
+        self._imported.update(order["imports"])
         # Otherwise the executors' garbage collection would copy the memory that they share.
         gc.freeze()
         return reason
@@ -225,14 +217,29 @@ class _Process:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
 
-    def _become_own(self, order: dict[str, Any]) -> None:
-        """Give a forked executor what is its worker's own, and random numbers of its own."""
-        for number, handler in self._handlers.items():
-            if handler is not None:
-                signal.signal(number, handler)
-        for name, text in order["own"].items():
-            os.environ.setdefault(name, text)
-        self._numbers.renew()
+
+def _import_once(name: str) -> None:
+    """Import a module, or take a part from one that may import more for it."""
+    parent, _, last = name.rpartition(".")
+    if parent in sys.modules and hasattr(sys.modules[parent], last):
+        return
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # The user's module may handle that.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+
+
+def _become_own(order: dict[str, Any]) -> None:
+    """Give a forked executor what is its worker's own, and random numbers of its own."""
+    for name, text in order["own"].items():
+        os.environ.setdefault(name, text)
+    # Python has seeded its own numbers at the fork.
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        numpy.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
 
 
 class _Watch:
@@ -254,12 +261,12 @@ class _Watch:
         self._variables.clear()
         self._variables.update(now)
 
-    def miss(self, *names: bytes) -> None:
-        self.read |= {os.fsdecode(name) for name in self._own.intersection(names or self._own)}
+    def miss(self, name: bytes) -> None:
+        self.read |= {os.fsdecode(name)} if name in self._own else set()
 
 
 class _Noting(dict[bytes, bytes]):
-    """Variables of the environment; notes the names that were looked for in vain, and copies."""
+    """Variables of the environment; notes the names that were looked for in vain."""
 
     watch: _Watch
 
@@ -267,16 +274,9 @@ class _Noting(dict[bytes, bytes]):
         self.watch.miss(name)
         raise KeyError(name)
 
-    def __iter__(self) -> Iterator[bytes]:
-        if is_users():
-            self.watch.miss()
-        return super().__iter__()
 
-
-def _why_unsafe(found: object, module: str, before: dict[str, str]) -> str | None:
-    """Why a process with the user's module must not be forked; None if it may be."""
-    if any(getattr(one, "fork_safe", True) is False for one in (found, sys.modules.get(module))):
-        return "it has fork_safe = False"
+def _why_unsafe(before: dict[str, str]) -> str | None:
+    """Why this process must not be forked with what it has imported; None if it may be."""
     if threading.active_count() == 1 and os.listdir("/proc/self/task")[1:]:
         _try_fork()
     if threads := _threads():
@@ -330,12 +330,6 @@ def _opened() -> dict[str, str]:
         if mode.startswith("rw-s"):  # locks of multiprocessing have no descriptor
             found[place] = name
     return found
-
-
-def _own_files(modules: Iterable[str]) -> dict[str, Any]:
-    """The user's files of these modules, and by what their versions can be told apart."""
-    files = [getattr(sys.modules[name], "__file__", None) for name in modules]
-    return {file: stamp(file) for file in files if file and not is_installed(file)}
 
 
 def _redirect(fd: int) -> None:

@@ -41,7 +41,7 @@ class Workload(Protocol):
     ``fetch(items)`` is optional: ``hpctk items fetch`` calls it without :meth:`load`. It loads what
     items need besides checkpoints, and yields a name and an error or "" for each data set.
 
-    ``fork_safe`` = False, of the class or its module: each executor imports the module itself.
+    ``fork_safe = False`` in the file of its module: each executor imports all packages itself.
     """
 
     def load(self, group: Any) -> Any:
@@ -81,7 +81,13 @@ def load_workload(spec: layout.WorkloadSpec, *, pipefail: bool = False) -> Workl
         from hpc_toolkit.worker.command import CommandWorkload
 
         return CommandWorkload(spec.command, pipefail=pipefail)
-    found = import_workload(spec)
+    assert spec.function is not None
+    name = str(spec.function)
+    # The user's files must not replace modules that a workload of hpctk imports.
+    ours = name.startswith("hpc_toolkit.") and name not in (layout.CALLS, layout.STUDY)
+    add_paths(spec.path, first=not ours)
+    sys.argv = [*spec.argv] or [str(code_file(spec) or name)]
+    found = load_object(spec.function, spec.path)
     if isinstance(found, type):
         try:
             workload: Any = found(**spec.options)
@@ -109,14 +115,10 @@ def load_workload(spec: layout.WorkloadSpec, *, pipefail: bool = False) -> Workl
     return FunctionWorkload(found, spec.call)
 
 
-def import_workload(spec: layout.WorkloadSpec) -> Any:
-    """Import the function or the class of a stage, as :func:`load_workload` does."""
-    name, user = str(spec.function), (*spec.path, *OF_USER)
-    # The user's files must not replace modules that a workload of hpctk imports.
-    ours = name.startswith("hpc_toolkit.") and name not in (layout.CALLS, layout.STUDY)
-    sys.path[:] = dict.fromkeys((*sys.path, *user) if ours else (*user, *sys.path))
-    sys.argv = [*spec.argv] or [str(code_file(spec) or name)]
-    return load_object(spec.function, spec.path)
+def add_paths(user: tuple[str, ...], *, first: bool = True) -> None:
+    """Let imports find the user's files, before or after all others."""
+    user = (*user, *OF_USER)
+    sys.path[:] = dict.fromkeys((*user, *sys.path) if first else (*sys.path, *user))
 
 
 @contextmanager
@@ -268,17 +270,17 @@ def _current(name: str, path: tuple[str, ...]) -> ModuleType:
     before = sys.modules.get(name)
     file = getattr(before, "__file__", None)
     if before is not None and file is not None and os.path.dirname(file) in path:
-        seen = _imported.setdefault(name, _compiled(before) or stamp(file))
-        if stamp(file) != seen:
+        seen = _imported.setdefault(name, _compiled(before) or _stamp(file))
+        if _stamp(file) != seen:
             del sys.modules[name]
     module = importlib.import_module(name)
     file = getattr(module, "__file__", None)
     if module is not before and file is not None:
-        _imported[name] = stamp(file)
+        _imported[name] = _stamp(file)
     return module
 
 
-def stamp(file: str) -> tuple[int, int] | None:
+def _stamp(file: str) -> tuple[int, int] | None:
     """Mtime and size, by which Python tells versions of a file apart; None if it is gone."""
     try:
         found = os.stat(file)

@@ -28,7 +28,7 @@ from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.ranks import without_rank
 from hpc_toolkit.system.record import Record, replace
 from hpc_toolkit.worker.hiccups import DRAIN_SIGNALS
-from hpc_toolkit.worker.starting import FORK_SERVER, has_fork_server
+from hpc_toolkit.worker.starting import FORK_SERVER, packages_of
 from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions, start_worker
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
         chld = handling([signal.SIGCHLD], lambda *_: None)
         try:
             with handling(DRAIN_SIGNALS, self._forward), chld:
-                if any(map(has_fork_server, self.manifest.stages)):
+                if any(map(packages_of, self.manifest.stages)):
                     FORK_SERVER.start(common=True)
                 for slot in range(self.workers):
                     self._start(slot)

@@ -1,9 +1,10 @@
-"""How a worker starts its executors: by a fork, from a fork server if the user's code allows it.
+"""How a worker starts its executors: by a fork, from a fork server if the items need packages.
 
-The fork server is a process that has imported the user's module, and forks an executor whenever a
-worker needs one. The workers of a pool share one; another worker has its own. Where a process with
-this module cannot be forked safely, or the import fails, the worker forks the executor itself, and
-the executor imports the module.
+The fork server is a process that has imported the packages that the user's module imports first,
+and forks an executor whenever a worker needs one; each executor imports the user's own files. The
+workers of a pool share one, and so do the ranks of a step on one node. Where a process with these
+packages cannot be forked safely, or an import fails, the worker forks the executor itself, and the
+executor imports them.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ _OF_A_WORKER = re.compile(
 )
 """Variables in which workers of a node differ."""
 _TRIES, _PAUSE_S, _MOST_RANKS = 100, 0.01, 256
+_packages: dict[str, list[str]] = {}
 
 
 class Executor(Guard):
@@ -64,7 +66,7 @@ class Executor(Guard):
         os.set_blocking(self.results, False)
         self._unsent = b""
         self._stages, self._log_path = stages, log_path
-        self._from_server = stage in stages and has_fork_server(stages[stage])
+        self._from_server = stage in stages and bool(packages_of(stages[stage]))
         if self._from_server:
             os.pwrite(self._memory, _order(stages, log_path, stage), SHARED)
         self._start()
@@ -73,7 +75,7 @@ class Executor(Guard):
         self.ended, alive = os.pipe()
         ends = self.life, alive, *self._pipes, self._memory
         self.starting = self._from_server and FORK_SERVER.asked(ends)
-        """Whether the fork server may still import the user's module."""
+        """Whether the fork server may still import packages."""
         if not self.starting:
             log_path, shared = self._log_path, self._shared
             child = partial(become_child, self._stages, log_path, self._pipes, shared, prepare)
@@ -134,10 +136,17 @@ class Executor(Guard):
         self._shared.close()
 
 
-def has_fork_server(stage: StageSpec) -> bool:
-    """Whether executors for a stage are forked from a fork server: it has a module of the user."""
-    function = stage.workload.function
-    return function is not None and not str(function).startswith("hpc_toolkit.")
+def packages_of(stage: StageSpec) -> list[str]:
+    """What a fork server imports for the executors of a stage; []: they need none."""
+    work = stage.workload
+    code = f"{work.function} {work.path}"
+    if work.function is None or str(work.function).startswith("hpc_toolkit."):
+        return []
+    if code not in _packages:
+        from hpc_toolkit.worker.firstimports import first_imports  # a command needs no parser
+
+        _packages[code] = first_imports(work)
+    return _packages[code]
 
 
 def _order(stages: dict[str, StageSpec], log_path: Path, stage: str) -> bytes:
@@ -146,7 +155,8 @@ def _order(stages: dict[str, StageSpec], log_path: Path, stage: str) -> bytes:
     if in_step:  # Slurm sets it for the first task of a node only
         environ.setdefault("TMPDIR", "/tmp")  # noqa: S108 - what Slurm sets
     order = {
-        "stage": stage,
+        "imports": packages_of(stages[stage]),
+        "path": stages[stage].workload.path,
         "stages": json.loads(Manifest(run="", stages=(*stages.values(),)).to_bytes()),
         "argv": {name: one.workload.argv for name, one in stages.items()},
         "log": str(log_path.absolute()),
@@ -167,7 +177,7 @@ class ForkServer:
         self._served = self._refused = False
 
     def start(self, *, common: bool = False) -> None:
-        """Fork the server; it imports the user's module when the first executor is needed.
+        """Fork the server; it imports packages when the first executor is needed.
 
         ``common``: this process forks several workers, which share it. The ranks of a step on one
         node share one as well, and the first of them forks it.
@@ -208,12 +218,12 @@ class ForkServer:
         if said == FORKED:
             self._served = True
         elif not said and self._served:
-            self.stop()  # somebody killed it, or the user's files have changed: start another one
+            self.stop()  # somebody killed it: start another one
         else:
             self._refused = True
             if said.strip():
                 why = said.decode(errors="replace")
-                sys.stderr.write(f"note: each executor imports the workload itself: {why}\n")
+                sys.stderr.write(f"note: each executor imports packages itself: {why}\n")
 
     def stop(self) -> None:
         """End the server if it is a child of this process; executors that it forked go on."""

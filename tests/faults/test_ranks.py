@@ -13,7 +13,7 @@ import pytest
 
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import WorkloadSpec
-from hpc_toolkit.worker import attempts, executor, forkserver, pool
+from hpc_toolkit.worker import attempts, executor, forkserver, pool, starting
 from tests.faults import loud
 from tests.faults.cut import WAYS, Cut, Struck
 from tests.faults.test_faults import EVERY, ITEMS, Place, check_parts, make_new
@@ -64,6 +64,7 @@ def begin_fork_server(cut: Cut) -> None:
         real()
 
     setattr(forkserver, "prepare", prepare)  # noqa: B010 - a module's function
+    setattr(starting, "packages_of", lambda _: ["json.tool"])  # noqa: B010
 
 
 def make_loud(root: Path) -> None:

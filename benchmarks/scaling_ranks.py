@@ -8,7 +8,7 @@ timed over all of its steps and by nothing else. So both are disturbed alike, an
 what measuring costs. Ranks compute with one thread each. On a machine with fewer cores than
 ranks, the ranks take turns: no efficiency here says anything of GPUs.
 
-Takes about seven minutes on two idle cores. Needs the extra scaling (torch).
+Takes about seven minutes on two idle cores. Needs the extra torch.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class _Leading:
             return name in self._seen
         self._seen.add(name)
         found = find(name, self._path, self._known)
-        if found is None or found.origin is None:
-            return found is not None
+        if found is None or found.origin is None:  # it fails, or has no code
+            return True
         if not found.has_location or is_installed(found.origin):
             self.found.append(name)
             return True
@@ -94,7 +94,7 @@ def _inside(node: Any) -> list[Any]:
         given = node.args
         return [*node.decorator_list, *given.defaults, *filter(None, given.kw_defaults)]
     if isinstance(node, ast.ClassDef):
-        return [*node.bases, *node.decorator_list, *node.body]
+        return [*node.bases, *node.decorator_list, *(None for _ in node.keywords), *node.body]
     if isinstance(node, ast.Try):
         others = [one for handler in node.handlers for one in handler.body]
         return [*node.body, *others, *node.orelse, *node.finalbody]

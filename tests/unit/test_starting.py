@@ -10,6 +10,7 @@ import pytest
 
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
 from hpc_toolkit.worker import forkserver, starting
+from hpc_toolkit.worker.firstimports import first_imports
 
 FUNCTION = WorkloadSpec(function="mine:run", path=("/a",), argv=("x", "y"), options={"n": 1})
 SPECS = {
@@ -42,14 +43,75 @@ def test_an_order_separates_what_is_the_workers_own(monkeypatch: pytest.MonkeyPa
     }
 
 
-@pytest.mark.parametrize("function", ["mine:run", "hpc_toolkit_mine:run"])
-def test_only_a_function_of_the_user_is_imported_by_a_fork_server(function: str) -> None:
-    def stage(**work: Any) -> StageSpec:
-        return StageSpec(name="items", workload=WorkloadSpec(**work))
+def test_only_a_function_of_the_user_has_a_fork_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def packages(**work: Any) -> list[str]:
+        return starting.packages_of(StageSpec(name="items", workload=WorkloadSpec(**work)))
 
-    assert starting.has_fork_server(stage(function=function))
-    assert not starting.has_fork_server(stage(function="hpc_toolkit.worker.calls:Calls"))
-    assert not starting.has_fork_server(stage(command="true"))
+    monkeypatch.setattr(starting, "_packages", {})
+    (tmp_path / "mine.py").write_text("import numpy\nimport json\n")
+
+    assert packages(function="mine:run", path=(str(tmp_path),)) == ["numpy", "json"]
+    assert packages(function="hpc_toolkit.worker.calls:Calls") == []
+    assert packages(command="true") == []
+
+
+FIRST: dict[str, list[str]] = {
+    "import numpy, scipy.stats": ["numpy", "scipy", "scipy.stats"],
+    "from numpy import random": ["numpy", "numpy.random"],
+    "'A text.'\nfrom __future__ import annotations\nX = {1: [2]}\nimport numpy": ["numpy"],
+    "def f(a=1): g()\nclass C(f):\n    x: int = 3\n    def m(self): g()\nimport numpy": ["numpy"],
+    "if TYPE_CHECKING:\n    import scipy\nimport numpy": ["numpy"],
+    "if __name__ == '__main__':\n    f()\nimport numpy": ["numpy"],
+    "try:\n    import scipy\nexcept ImportError:\n    x = None\nimport numpy": ["scipy", "numpy"],
+    # What may come before an import matters to it.
+    "import os\nos.environ['A'] = '1'\nimport numpy": [],
+    "f()\nimport numpy": [],
+    "x.y = 1\nimport numpy": [],
+    "if x:\n    import scipy\nimport numpy": [],
+    "for x in y:\n    pass\nimport numpy": [],
+    "with x:\n    pass\nimport numpy": [],
+    "@f()\ndef g(): pass\nimport numpy": [],
+    "def g(x=f()): pass\nimport numpy": [],
+    "class C:\n    x = f()\nimport numpy": [],
+    "class C(metaclass=f):\n    pass\nimport numpy": [],
+    "x = [y := f()]\nimport numpy": [],
+    "del x\nimport numpy": [],
+    "global x\nimport numpy": [],
+    "import numpy\nf()\nimport scipy": ["numpy"],
+    # The user's own files are read, and not imported.
+    "import other\nimport scipy": ["numpy", "scipy"],
+    "from package.part import x\nimport scipy": ["numpy", "scipy"],
+    "from package import part": ["numpy"],
+    "import acts\nimport scipy": ["numpy"],
+    "import itself\nimport numpy": ["numpy"],
+    "try:\n    import no_such_module\nexcept ImportError:\n    x = 1\nimport numpy": ["numpy"],
+    # Parts of Python alone are fast.
+    "import json, os.path": [],
+    "import numpy\nfork_safe = False": [],
+    "import numpy\nclass C:\n    fork_safe: bool = False": [],
+    "import numpy (": [],
+}
+
+
+@pytest.mark.parametrize("source", FIRST)
+def test_packages_are_those_that_come_before_other_code(source: str, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    for name, text in {
+        "mine.py": source,
+        "other.py": "import numpy\n",
+        "itself.py": "import itself, mine\n",
+        "acts.py": "import numpy\nprint()\n",
+        "package/__init__.py": "",
+        "package/part.py": "from .deep import x\n",
+        "package/deep.py": "from . import __name__\nimport numpy\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+
+    found = first_imports(WorkloadSpec(function="mine:run", path=(str(tmp_path),)))
+
+    assert [one for one in found if one.partition(".")[0] in {"numpy", "scipy"}] == FIRST[source]
 
 
 def test_ranks_of_other_steps_and_nodes_do_not_meet() -> None:

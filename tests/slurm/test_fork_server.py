@@ -1,4 +1,4 @@
-"""The ranks of a step on one node share the import of a module, whatever else they are given."""
+"""The ranks of a step on one node share the import of packages, whatever else they are given."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.run import Run
+from tests.integration.realrun import REPOSITORY
 
 if TYPE_CHECKING:
     from tests.slurm.reallab import LabUnderTest
 
 pytestmark = [pytest.mark.slow]
 
-SOURCE = """
-import os, signal, time
+PACKAGE = """
+import os
 with open("imports", "a") as file: print(os.getpid(), file=file)
+"""
+SOURCE = """
+import heavy
+import os, signal, time
 def run(item):
     names = "SLURM_PROCID", "SLURM_LOCALID", "CUDA_VISIBLE_DEVICES"
     found = [os.environ.get(name) for name in names]
@@ -42,9 +47,12 @@ def test_ranks_of_a_step_share_one_import_on_slurm(
     made = ["run", "--workload", "mine:run", "--items", "items.jsonl", "--items-per-claim", "1"]
     lab.run(*hpctk, "init", *made)
     Path("mine.py").write_text(SOURCE)
+    Path("site-packages").mkdir()
+    Path("site-packages/heavy.py").write_text(PACKAGE)
+    found = f"PYTHONPATH={tmp_path}/site-packages:{REPOSITORY}"
 
     step: list[str | Path] = ["--dir", lab.directory, "srun", "-N1", "-n4", option]
-    done = lab.run(*hpctk, "lab", "exec", *step, *hpctk, "work", "run", check=False)
+    done = lab.run(*hpctk, "lab", "exec", *step, "env", found, *hpctk, "work", "run", check=False)
 
     assert done.returncode == 0, done.stderr
     assert "note: " not in done.stderr

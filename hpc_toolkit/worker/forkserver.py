@@ -238,8 +238,8 @@ def _become_own(order: dict[str, Any]) -> None:
     # Python has seeded its own numbers at the fork.
     if (numpy := sys.modules.get("numpy.random")) is not None:
         numpy.seed()
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.default_generator.seed()
+    if generator := getattr(sys.modules.get("torch"), "default_generator", None):
+        generator.seed()
 
 
 class _Watch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import subprocess
@@ -67,9 +68,15 @@ def fill(directory: Path, *, pages: int = -1, inodes: int = -1) -> Callable[[], 
     ballast = directory / ".ballast"
     ballast.mkdir()
     if pages >= 0:
-        free = os.statvfs(directory).f_bfree
         with (ballast / "large").open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, free - pages) * PAGE)
+            while (free := os.statvfs(directory).f_bfree - pages) > 0:
+                try:
+                    os.posix_fallocate(file.fileno(), 0, free * PAGE)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:  # somebody wrote meanwhile
+                        raise
+                else:
+                    break
     if inodes >= 0:
         for number in range(os.statvfs(directory).f_ffree - inodes):
             (ballast / f"{number}").touch()

@@ -41,8 +41,8 @@ _FIRST_LOCAL_S = 0.002
 _TICK_S = 1.0
 _POLL_SHARED_S = 1.0
 _POLL_FEW_S, _FEW_WAIT = 0.2, 1 / 16
-"""Few workers, whose polls cost little, pause so long while items may be added, or this part of the
-time waited so far, up to the pause of others."""
+"""Seconds between polls of a few workers while items may be added, or a part of the time waited so
+far if that is longer, up to the pause of others."""
 _SOON = 0.5
 """Longest pause between polls for items that may come soon, as a part of the time waited so far."""
 _SCAN_FIRST_S = 0.03

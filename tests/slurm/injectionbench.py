@@ -518,7 +518,7 @@ class Reader:
             wanted |= {"a"} if place.directive == "open-mode" else set()
             odd = {name for name in read.keys() | plain.keys() if read.get(name) != plain.get(name)}
             odd -= {place.directive, *ALONG.get(place.directive, ())}
-            # Where %x would be no name of a file, the script has one that it is made of.
+            # A name that cannot be a file's is changed for the log; see file_name().
             made = place.directive == "job-name" and file_name(one.value) in read["output"]
             odd -= {"output"} if made else set()
             if odd or read.get(place.directive, "") not in wanted:

@@ -132,6 +132,7 @@ class _Cluster:
             units={unit.name: unit for unit in segment.units},
             segments={},
             fresh=fresh,
+            nodes={},
             slow=self._server is not None,
         )
 
@@ -183,9 +184,10 @@ class _Cluster:
     def _start(self, place: _Place) -> None:
         if place.worker is not None or self._leaving is not None:
             return
-        name = f"seed{self._scenario.seed}-p{place.number:05d}-{place.births}"
+        host = host_of(place.number, self._scenario)
+        name = f"{host}-{place.number:05d}-{self._scenario.seed}.{place.births}"
         place.births += 1
-        with self._on_host(host_of(place.number, self._scenario)):
+        with self._on_host(host):
             place.worker = SimulatedWorker(
                 self._site, name, place=place.number, restart=self._restart
             )

@@ -79,6 +79,10 @@ class Scenario:
     """Part of the workers' names, from which their random choices follow."""
 
     @property
+    def hosts(self) -> int:
+        return -(-self.workers // self.workers_per_host)
+
+    @property
     def bound_s(self) -> float:
         """Lower bound on the makespan: nothing runs twice, and no worker is idle or dead."""
         times = max(1, self.steps)

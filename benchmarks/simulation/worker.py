@@ -17,6 +17,8 @@ from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.queue.wants import STAGES
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line
+from hpc_toolkit.worker.membership import _CLAIM_S, _UPDATE_S
+from hpc_toolkit.worker.node import Node, watch_if_due
 from hpc_toolkit.worker.unitlines import UnitLines
 from simulation.sharing import SharedFresh, share
 
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
     Steps = Generator[float, None, bool]
 
 STAGE = "items"
-
-# As in hpc_toolkit.worker.worker.
-_UPDATE_S = 1.0
 
 
 class VirtualClock:
@@ -71,8 +70,44 @@ class Site:
     """Those of a coordinator, by what the log says of them, once a worker has read them."""
     fresh: FreshUnits
     """All of them, to be shared."""
+    nodes: dict[str, list[SimulatedNode]]
+    """The workers of each host; the first one watches others."""
     slow: bool
     """Whether operations on files take time."""
+
+
+class SimulatedNode(Node):
+    """As :class:`hpc_toolkit.worker.node.Node`, without sockets: messages are lists."""
+
+    def __init__(self, site: Site, host: str, name: str) -> None:
+        self._clock, self._worker = site.clock, name
+        self._there = site.nodes.setdefault(host, [])
+        self._there.append(self)
+        self._news = not self.observes
+        self.workers = 0
+
+    @property
+    def observes(self) -> bool:
+        return self._there[0] is self
+
+    @property
+    def mates(self) -> set[str]:
+        return {one._worker for one in self._there if one is not self}
+
+    def tick(self) -> bool:
+        news, self._news = self._news, False
+        return news
+
+    def tell(self, workers: int, *, news: bool) -> None:
+        for one in self._there:
+            if one is not self:
+                one.workers, one._news = workers, one._news or news
+
+    def close(self) -> None:
+        """Leave; the observer, or the next one, is woken."""
+        self._there.remove(self)
+        if self._there:
+            self._there[0]._news = True
 
 
 class SiteView(RunView):
@@ -122,8 +157,17 @@ class SimulatedWorker:
         self._lock = os.open(site.paths.worker_lock(name), os.O_RDWR | os.O_CREAT)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         workers = site.scenario.workers  # as a rank of one step knows at its start
-        self._pacing = Pacing(self._clock, local=False, workers=workers, lease_s=lease_s, seed=name)
+        self._node = SimulatedNode(site, host, name)
+        self._pacing = Pacing(
+            self._clock,
+            local=False,
+            workers=workers,
+            lease_s=lease_s,
+            seed=name,
+            watchers=site.scenario.hosts if self._node.observes else workers,
+        )
         self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
+        self._claim = ""
         presence = Presence(
             worker=name,
             host=host,
@@ -204,24 +248,36 @@ class SimulatedWorker:
         """Clean up after the worker's process is gone, for whatever reason."""
         if self._step_began is not None:
             self._cut_step()
+        self._node.close()
         os.close(self._lock)
         self._journal.close()
         self._presence.close()
 
     def _tick(self) -> None:
         now = self._clock.now
-        changed = now >= self._update_at and self._done != self._presence.presence.done
+        shown, claim = self._presence.presence, self._claim
+        changed = now >= self._update_at and (self._done, claim) != (shown.done, shown.claim)
+        self._beat_s = min(heartbeat_interval_s(self._pacing.watchers), DEFAULT_LEASE_S / 4)
         due = now - self._beat_at >= self._beat_s
+        due |= claim != shown.claim and now - self._beat_at >= _CLAIM_S
+        node = 1 + len(self._node.mates) if self._node.observes else 0
+        due |= bool(node) != bool(shown.node)
         if changed or due:
             self._beat_at, self._update_at = now if due else self._beat_at, now + _UPDATE_S
-            self._presence.update(sync=due, done=self._done, journal=self._journal.synced, at=now)
-        if self._pacing.watch_due():
-            self._control.poll()
-            self._picker.notice_deaths(self._pacing.at_most)
-            self._pacing.watched(self._picker.watch.living, self._picker.watch.lease_left_s)
+            self._presence.update(
+                sync=due,
+                done=self._done,
+                journal=self._journal.synced,
+                at=now,
+                claim=claim,
+                node=node,
+                interval_s=self._beat_s,
+            )
+        watch_if_due(self._node, self._picker, self._pacing, self._control)
 
     def _work(self, assignment: Assignment) -> Iterator[float]:
         stage, unit = assignment.stage, assignment.unit
+        self._claim = f"{assignment.name}.{assignment.generation}"
         lines = UnitLines(self._journal, self._clock, assignment)
         self._looked_at = self._clock.now
         if self._site.outcome.steps:
@@ -232,11 +288,13 @@ class SimulatedWorker:
             if self._clock.now - self._looked_at > self._beat_s:
                 self._looked_at = self._clock.now
                 if stage.claims.overtaken(unit.name, assignment.generation):
+                    self._claim = ""
                     return
             if not (yield from self._attempt(item, assignment, lines)):
                 break
             self._tick()
         lines.release()
+        self._claim = ""
         self._journal.sync()
         self._loaded = (STAGE, stage.group_of(unit))
         self._view.poll_journal(self.name)

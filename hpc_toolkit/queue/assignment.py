@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.queue.affinity import FreshUnits
 from hpc_toolkit.queue.pacing import PER_LOOK
 from hpc_toolkit.queue.wants import STAGES
-from hpc_toolkit.queue.watch import Watch
+from hpc_toolkit.queue.watch import LeftUnits, Watch
 from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
+    from hpc_toolkit.queue.control import FreeUnit
     from hpc_toolkit.queue.following import Following
     from hpc_toolkit.queue.leases import Liveness, Verdict
     from hpc_toolkit.queue.pacing import Pacing
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
 _LISTING_S = 0.5
+_FEW = 64
 _FORMERS = 50
 """Names of this worker with journals that are read before it takes a unit back."""
 _FULL_EVERY = 16
@@ -75,16 +77,15 @@ class Picker(Record, frozen=False, stateful=True):
 
             self.following = following(self.view)
         self._listed_at = float("-inf")
-        self._dead: list[str] = []
-        """Workers that were found dead and not yet helped."""
         self.watch = Watch(self.liveness, self.worker)
+        self.left = LeftUnits(self.view, self.watch)
         self._scans = 0
         self._left_read = False
         self._owners: dict[str, Verdict] = {}
         self.help_first = False
         """Whether to look for units of others before claiming new ones.
 
-        Set when the unit of a dead worker was not found in its journal, or when a host asks other
+        Set when the unit of a dead worker is not known, or when a host asks other
         hosts to try its items.
         """
         self.polled = 0
@@ -95,7 +96,7 @@ class Picker(Record, frozen=False, stateful=True):
     def next(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
         """Claim a unit; None if none can be found now. ``loaded``: the loaded (stage, group)."""
         found = None
-        if self._dead or self.help_first or self.restarted:
+        if self.left.due or self.help_first or self.restarted:
             found = self._half_done(loaded, pacing)
         return found or self._fresh_or_free(loaded, pacing)
 
@@ -106,27 +107,21 @@ class Picker(Record, frozen=False, stateful=True):
             # Units that the job had begun when it was interrupted; no worker remembers them.
             found = self.left_behind(pacing.looks_at_start)
             self.restarted = found is not None
-        while found is None and self._dead:
-            found = self._left_by(self._dead.pop())
-            self.help_first |= found is None
+        if found is None and self.left.due:
+            found = self._take_told()
         if found is None and self.help_first:
             found = self.takeover()
             self.help_first = found is not None  # it may have held more units
         return found
 
-    def _left_by(self, dead: str) -> Assignment | None:
-        """Claim a unit that a dead worker had begun; unlike a scan, it reads only its journal.
-
-        A unit of which it wrote no line yet is not found.
-        """
+    def _take_told(self) -> Assignment | None:
+        """Claim a unit whose owner is dead, as this or another worker saw."""
         self._owners.clear()
-        self.view.poll_claims()
-        self.view.poll_journal(dead)
-
-        def begun(stage: StageView) -> list[str]:
-            return [name for name in stage.state.begun if stage.holders([name]) == {dead}]
-
-        return self._take_free(begun)
+        for stage, unit in self.left.choose():
+            found = self._try_takeover(stage, unit) if self._holds_some(stage, unit) else None
+            if found is not None:
+                return found
+        return None
 
     def _fresh_or_free(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
         news = pacing.poll_due
@@ -252,9 +247,14 @@ class Picker(Record, frozen=False, stateful=True):
         spec = stage.specs.of(stage.unit(unit))
         return any(self.holds(spec, growth) for growth in stage.state.growths(unit))
 
-    def notice_deaths(self, at_most: int | None = None) -> None:
-        """Look for dead workers, whose units come first; ``at_most`` as in :meth:`Watch.look`."""
-        self._dead += self.watch.look(at_most)
+    def notice_deaths(
+        self, at_most: int | None = None, mates: Collection[str] = ()
+    ) -> list[FreeUnit]:
+        """Look for dead workers, as :meth:`Watch.look`; their units come first. Returns these."""
+        found, unknown = self.left.look(at_most, mates)
+        # A scan finds what a worker claimed last, but not among the journals of thousands.
+        self.help_first |= unknown > 0 and (not self.shared or self.watch.living <= _FEW)
+        return found
 
     def takeover(self) -> Assignment | None:
         """Claim the next generation of a unit that is free and has a pending item."""

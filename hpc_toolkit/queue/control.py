@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import Any
 
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.record import Record, asdict
 
-_DRAIN, _DEATHS, _SICK = "drain", "deaths", "sick"
+_DRAIN, _DEATHS, _SICK, _FREE, _ASKED = "drain", "deaths", "sick", "free", "asked"
 
 SUSPENDED = "suspended"
 """Explains a silence that may end; the lease decides when it counts as a death."""
@@ -19,7 +20,7 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class DeathNotice(Record, kw_only=True):
-    """Slurm's report that a worker's job or node ended, or that its job is suspended.
+    """A report that a worker is dead, by Slurm or by another worker, or that its job is suspended.
 
     An end speeds up a verdict (rule R6); a suspension only explains one.
     """
@@ -34,10 +35,25 @@ class DeathNotice(Record, kw_only=True):
     ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue``, ``out of memory`` or
     ``suspended``.
     """
+    evidence: str = "slurm"
+    """What showed the death, as in :class:`hpc_toolkit.queue.leases.Verdict`."""
 
     @property
     def final(self) -> bool:
         return self.explained != SUSPENDED
+
+
+class FreeUnit(Record):
+    """A generation of a unit whose owner is dead, as one worker tells all others."""
+
+    stage: str
+    """Name of the stage."""
+    unit: str
+    """Name of the unit."""
+    generation: int
+    """The newest generation when this was written."""
+    owner: DeathNotice
+    """Why its owner counts as dead."""
 
 
 class HealthNotice(Record, kw_only=True):
@@ -79,6 +95,23 @@ def give_notice(paths: RunPaths, notices: list[DeathNotice]) -> None:
     _write(paths, _DEATHS, found)
 
 
+def give_free(paths: RunPaths, free: FreeUnit, by: str) -> None:
+    """Tell all workers of a unit that they may take over.
+
+    The name itself has all that is known: thousands of workers list it, and none opens a file.
+    """
+    owner = free.owner
+    words = (owner.worker, str(owner.heartbeat), owner.evidence, owner.explained.replace(" ", "_"))
+    name = ",".join((_FREE, free.stage, free.unit, str(free.generation), *words))
+    files.create_name(paths.control / name, by)
+
+
+def may_ask(paths: RunPaths, cluster: str, times: int, worker: str) -> bool:
+    """Whether this worker of all may ask a cluster's Slurm, which ``times`` others did before."""
+    path = paths.control / f"{_ASKED},{cluster},{times + 1}"
+    return files.create_name(path, worker) == worker
+
+
 def give_health_notice(paths: RunPaths, notice: HealthNotice) -> None:
     _write(paths, _SICK, [notice.worker], **asdict(notice))
 
@@ -97,13 +130,30 @@ class ControlReader:
         self._read: set[str] = set()
         self.health: list[HealthNotice] = []
         """Every notice about the health of a host read so far."""
+        self.asked: Counter[str] = Counter()
+        """How often a worker has asked the Slurm of each cluster about silent workers."""
+        self.news = False
+        """Whether the last call of :meth:`poll` found anything."""
+        self.free: list[FreeUnit] = []
+        """The units that may be taken over, of which the last call of :meth:`poll` learned."""
 
     def poll(self) -> tuple[list[Request], list[DeathNotice]]:
         """Return what is new. A file that cannot be read yet is tried again by the next call."""
         requests: list[Request] = []
         notices: list[DeathNotice] = []
+        self.free, before = [], len(self._read)
         for name in files.list_names(self._paths.control):
-            if name in self._read or not name.endswith(".json"):
+            if name in self._read:
+                continue
+            if name.startswith(f"{_FREE},"):
+                self._read.add(name)
+                self.free += _free_unit(name)
+                continue
+            if name.startswith(f"{_ASKED},"):
+                self._read.add(name)
+                self.asked[name.split(",")[1]] += 1
+                continue
+            if not name.endswith(".json"):
                 continue
             try:
                 record = json.loads(files.read_fresh(self._paths.control / name))
@@ -117,7 +167,22 @@ class ControlReader:
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
                 continue
             self._read.add(name)
+        self.news = len(self._read) > before
         return requests, notices
+
+
+def _free_unit(name: str) -> list[FreeUnit]:
+    try:
+        _, stage, unit, generation, worker, heartbeat, evidence, explained = name.split(",")
+        owner = DeathNotice(
+            worker=worker,
+            heartbeat=int(heartbeat),
+            explained=explained.replace("_", " "),
+            evidence=evidence,
+        )
+        return [FreeUnit(stage, unit, int(generation), owner)]
+    except ValueError:
+        return []
 
 
 def _notices(workers: dict[str, dict[str, Any]]) -> list[DeathNotice]:

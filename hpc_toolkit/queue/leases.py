@@ -163,8 +163,36 @@ class Liveness:
             return math.inf
         return self._lease_of(seen.presence) - seen.silent_s(self.clock.monotonic())
 
+    def silence_of(self, worker: str) -> tuple[float, float]:
+        """How long a worker was silent at the last look, and its interval between heartbeats."""
+        seen = self._seen[worker]
+        return seen.silent_s(seen.looked), 0.0 if seen.presence is None else seen.presence.interval_s
+
+    def watches_for(self, worker: str) -> int:
+        """Number of workers of its node that a worker watches for; 0 if it watches for none."""
+        presence = self._seen[worker].presence
+        return 0 if presence is None else presence.node
+
+    def claim_of(self, worker: str) -> str:
+        """The unit that a worker ran at its last heartbeat, as ``STAGE/UNIT.GENERATION``; or ""."""
+        presence = self._seen[worker].presence
+        return "" if presence is None else presence.claim
+
+    def notice(self, worker: str, evidence: str, explained: str = "") -> DeathNotice | None:
+        """What others need to know of a death; None if Slurm says that the worker is suspended."""
+        presence = self._seen[worker].presence
+        known = self._notices.get(worker)
+        if presence is None or (known is not None and not known.final):
+            return None
+        return DeathNotice(
+            worker=worker,
+            heartbeat=presence.heartbeat,
+            explained=explained,
+            evidence=evidence,
+        )
+
     def take_notice(self, notice: DeathNotice) -> None:
-        """Believe what Slurm reported about a worker, until the worker's next heartbeat."""
+        """Believe what was reported about a worker, until the worker's next heartbeat."""
         known = self._notices.get(notice.worker)
         # Files are listed in no particular order: an older notice must not replace a newer one.
         if known is None or notice.heartbeat >= known.heartbeat:
@@ -180,16 +208,6 @@ class Liveness:
             for presence, unheard_s in self._of_jobs(self.cluster)
             if unheard_s > missed * presence.interval_s and self._notice_of(presence) is None
         ]
-
-    def speaks(self, own: Presence, *, missed: float) -> bool:
-        """Whether ``own`` is the first worker of its cluster's jobs that may be alive.
-
-        Several workers may conclude this at once, or none for a while: it only saves Slurm queries.
-        """
-        return of_slurm(own.job) and not any(
-            _order(presence) < _order(own) and unheard_s <= missed * presence.interval_s
-            for presence, unheard_s in self._of_jobs(own.cluster)
-        )
 
     def _of_jobs(self, cluster: str) -> Iterator[tuple[Presence, float]]:
         """The workers of a cluster's jobs that may live, and how long each was silent.
@@ -234,7 +252,9 @@ class Liveness:
         notice = self._notice_of(presence)
         # A suspended job continues later. Taking over its units at once would repeat work after
         # every pause under gang scheduling.
-        if (notice is not None and notice.final) or self._was_requeued(presence):
+        if notice is not None and notice.final:
+            return notice.evidence
+        if self._was_requeued(presence):
             return "slurm"
         return "" if heard else "lease"
 
@@ -262,7 +282,7 @@ class Liveness:
         if presence.state == DRAINING:
             return "drain"
         notice = self._notice_of(presence)
-        if notice is not None:
+        if notice is not None and notice.explained:
             return notice.explained
         if self._was_requeued(presence):
             return "requeue"
@@ -299,13 +319,6 @@ class Liveness:
     def _lease_of(self, presence: Presence | None) -> float:
         # An observer with a short lease must not declare a slowly beating owner dead.
         return max(self.lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
-
-
-def _order(presence: Presence) -> tuple[int, str, int, str]:
-    """Sort key: older jobs first, then lower ranks."""
-    number = (presence.job or "").partition("_")[0]
-    job = int(number) if number.isdigit() else 0
-    return job, presence.job or "", presence.rank, presence.worker
 
 
 def presence_of(paths: RunPaths, worker: str, probes: Probes) -> Presence | None:

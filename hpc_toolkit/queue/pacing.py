@@ -20,7 +20,7 @@ SCANS_PER_S = 35.0
 """Operations of scans for units to take over, by workers on and off duty together."""
 LOOKS_PER_S = 25.0
 """Reads of files in ``workers/``, and tests of locks."""
-LISTINGS_PER_S = 12.0
+LISTINGS_PER_S = 20.0
 """Listings of ``workers/`` and ``control/``."""
 NAMES_EVERY = 8
 """One watch in this many lists ``workers/``, and every watch lists ``control/``."""
@@ -57,6 +57,8 @@ the silence itself, so a few must look often.
 _DUTY_PER_S = 15.0
 """The part of SCANS_PER_S that workers on duty share."""
 _SHIFT_S = 3600.0
+_MOST_NODES = 2
+"""Other nodes at which a worker looks: so each node is watched though a worker is busy or gone."""
 _WATCH_LOCAL_S = 0.5
 _WATCH_SHARED_S = 30.0
 
@@ -73,8 +75,16 @@ class Pacing:
     """Schedules when one worker polls the log, scans for free units and watches other workers."""
 
     def __init__(
-        self, clock: Clock, *, local: bool, workers: int, lease_s: float, seed: str
+        self,
+        clock: Clock,
+        *,
+        local: bool,
+        workers: int,
+        lease_s: float,
+        seed: str,
+        watchers: int | None = None,
     ) -> None:
+        """``watchers``: those of the workers that watch other nodes; None: all."""
         import random  # commands that only read a run do not need it
 
         self._clock = clock
@@ -83,13 +93,15 @@ class Pacing:
         """Whether looks cost other hosts nothing."""
         self.workers = max(1, workers)
         """Workers alive, as far as this worker knows; they share the operations."""
+        self.watchers = self.workers if watchers is None else watchers
+        """Workers that watch others as this one does; they share the looks and the listings."""
         self._lease_s = lease_s
         now = self._began = self._began_watch = clock.monotonic()
         self._poll_at = float("-inf")
         self._growing = True
         self._least_s = _POLL_SHARED_S
         # A watch lists all workers, and thousands may start at once.
-        spread_s = 0.0 if local else max(0.0, self.workers / LISTINGS_PER_S - 1.0)
+        spread_s = 0.0 if local else max(0.0, self.watchers / LISTINGS_PER_S - 1.0)
         self._watch_at = now + _WATCH_LOCAL_S + random.Random(seed).uniform(0.0, spread_s)
         self._scan_s = _SCAN_FIRST_S
         self._scan_at = float("-inf")
@@ -200,24 +212,28 @@ class Pacing:
 
     @property
     def at_most(self) -> int | None:
-        """Number of other workers to look at in one watch; None for all."""
+        """Number of other nodes to look at in one watch; None for all workers."""
         if self.local:
             return None
-        return max(1, int(LOOKS_PER_S * self.watch_s / PER_LOOK / self.workers))
+        return max(1, min(_MOST_NODES, int(LOOKS_PER_S * self.watch_s / PER_LOOK / self.watchers)))
 
     @property
     def watch_s(self) -> float:
         """Seconds between two watches on a shared filesystem."""
         # A death should be seen soon after the lease.
-        listings = self.workers * (1 + 1 / NAMES_EVERY)
+        listings = self.watchers * (1 + 1 / NAMES_EVERY)
         return max(min(_WATCH_SHARED_S, self._lease_s / 4), listings / LISTINGS_PER_S)
 
-    def watched(self, workers: int, lease_left_s: float = math.inf) -> None:
+    def watched(
+        self, workers: int, lease_left_s: float = math.inf, watchers: int | None = None
+    ) -> None:
         """Record the end of a watch, after which ``workers`` workers seem to be alive.
 
-        ``lease_left_s``: seconds until a silent worker counts as dead.
+        ``lease_left_s``: seconds until a silent worker counts as dead. ``watchers``: as at the
+        start.
         """
         self.workers = max(1, workers)
+        self.watchers = self.workers if watchers is None else max(1, watchers)
         now = self._clock.monotonic()
         local_s = max(_WATCH_LOCAL_S, 20 * (now - self._began_watch))
         shared_s = min(self.watch_s, max(_TICK_S, lease_left_s))

@@ -69,6 +69,10 @@ class Presence(Record, kw_only=True):
     """Epoch seconds of the last heartbeat, for display."""
     note: str = ""
     """Why the worker stops or has stopped, for display."""
+    node: int = 0
+    """Workers of its node that it watches other nodes for, itself included; 0 if it does not."""
+    claim: str = ""
+    """The unit that it runs, with the stage and the generation; "" if none. May be a beat old."""
     place: dict[str, Any] = fresh(factory=dict)
     """CPUs, GPUs and memory at its start (:class:`hpc_toolkit.system.binding.Place`), for display.
 

@@ -1,111 +1,310 @@
-"""A worker's watch over the other workers of its run: who died, and how many live."""
+"""A worker's watch over the other workers of its run: who died, and how many live.
+
+Workers of a node die together or in sight of each other: one of them sees at once when another
+ends, without the filesystem (:mod:`hpc_toolkit.worker.node`), and its heartbeat shows to other
+nodes that the node lives. So one worker of each node, its observer, watches one other node.
+"""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.queue.claims import parse_claim
+from hpc_toolkit.queue.control import FreeUnit
 from hpc_toolkit.queue.pacing import NAMES_EVERY
+from hpc_toolkit.queue.probes import host_part
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.leases import Liveness, Verdict
+    from hpc_toolkit.queue.view import RunView, StageView
 
 _MOST_SILENT = 8
-"""Silent workers past which one look around the ring goes."""
+"""Silent nodes past which one look around the ring goes."""
+_MOST_MATES = 64
+"""Workers of the own node at which one look looks, because they do not answer."""
+_PART_OF_LEASE = 0.5
+"""A node is dead after this part of a lease, if all of its workers are silent and others beat."""
+_BEATS = 3.0
+"""Heartbeats of a node that all of its workers must miss."""
+_TOLD_WITHIN_S = 20.0
+"""Seconds within which idle workers try to take over what all of them were told of."""
+_AGAIN_S = 5.0
+_STUCK_S = 5.0
+"""Pause of this process itself after which silences are counted anew: its server may have failed,
+and nodes that find their server again do so one after the other."""
 
 
 @lru_cache(maxsize=1 << 14)
-def _on_ring(worker: str) -> float:
-    """A worker's position on a ring of length 1.
+def _on_ring(host: str) -> float:
+    """A node's position on a ring of length 1.
 
-    Workers of one host, whose names are alike, must not be neighbors: they die together. A CRC
-    puts similar names side by side.
+    Nodes whose names are alike must not be neighbors: a chassis or a rack dies together. A CRC puts
+    similar names side by side.
     """
-    return random.Random(worker).random()
+    return random.Random(host).random()
+
+
+def _age(worker: str) -> tuple[int, str]:
+    """Sort key: the first process of a node comes first; it is its observer in most cases."""
+    pid = worker.rpartition("-")[0].rpartition("-")[2]
+    return int(pid) if pid.isdigit() else 0, worker
 
 
 class Watch:
-    """Looks at all other workers, or at some if the filesystem is shared with many.
+    """Looks at all other workers, or at the next node if the filesystem is shared.
 
-    Then each worker looks at the next one on the ring of all names. Only a worker that looks twice
-    can see a silence, so every worker needs another one that always looks at it.
+    Only a worker that looks twice can see a silence, so each node needs another one whose observer
+    always looks at it: the one before it on the ring of all nodes.
     """
 
     def __init__(self, liveness: Liveness, worker: str) -> None:
         self.liveness, self.worker = liveness, worker
-        self._random = random.Random(worker)
-        self._ring: list[str] = []
-        """All known workers, in the order of the ring from this worker on."""
+        self.host = host_part(worker)
+        self._hosts: dict[str, list[str]] = {}
+        """All known workers of each node, in the order of the ring from this one on."""
+        self._contacts: dict[str, str] = {}
+        """The worker of each node that was its observer at the last look."""
         self._looks = 0
         self._gone: set[str] = set()
-        self._watched: dict[str, int | None] = {}
+        self._moved = self._unstuck = liveness.clock.monotonic()
         self.living = 0
         """Workers alive at the last look; an estimate if some were skipped."""
+        self.nodes = 0
+        """Nodes with living workers, estimated in the same way."""
         self.lease_left_s = math.inf
         """Seconds until the first silent worker counts as dead; infinite if none is silent."""
 
-    def look(self, at_most: int | None = None) -> list[str]:
+    def moves(self) -> None:
+        """Note that this process runs; to be called at least once in some seconds."""
+        now = self.liveness.clock.monotonic()
+        if now - self._moved > _STUCK_S:
+            self._unstuck = now
+        self._moved = now
+
+    def knows_of(self, worker: str) -> bool:
+        """Whether a death is known."""
+        return worker in self._gone
+
+    def forget(self, worker: str) -> None:
+        """Do not report a death that all workers know of already."""
+        self._gone.add(worker)
+
+    def look(
+        self, at_most: int | None = None, mates: Collection[str] = ()
+    ) -> dict[str, Verdict]:
         """Return the workers that died since the last look; count the living ones.
 
-        ``at_most``: look at this many workers, and past silent ones on the ring.
+        ``at_most``: look at this many other nodes, and past silent ones on the ring, and at those
+        workers of this node that are not among ``mates``, which are known to live; None: at all.
         """
-        lists = self._looks % NAMES_EVERY == 0
+        # At the first look, other workers may not have started yet.
+        lists = self._looks == 1 or self._looks % NAMES_EVERY == 0
         self._looks += 1
-        if lists or at_most is None or at_most >= len(self._ring):
-            own = _on_ring(self.worker)
-            names = self.liveness.names()
-            self._ring = sorted(names, key=lambda name: (_on_ring(name) - own) % 1.0)
-        if at_most is None or at_most >= len(self._ring):
-            looked = {name: self.liveness.verdict(name) for name in self._ring}
+        if lists or at_most is None:
+            self._list()
+        if at_most is None:
+            looked = {one: self.liveness.verdict(one) for ones in self._hosts.values() for one in ones}
+            self.lease_left_s = math.inf
         else:
-            looked = self._look_at_next(again=lists)
-            for name in self._some(looked, max(0, at_most - len(looked))):
-                looked[name] = self.liveness.verdict(name)
+            looked = self._look_at_own(set(mates))
+            looked |= self._look_at_others(at_most, again=lists)
         alive = {name for name, verdict in looked.items() if verdict.alive}
         left = {name for name, verdict in looked.items() if verdict.finished} | alive
-        died = [name for name in looked if name not in left | self._gone]
+        died = {name: one for name, one in looked.items() if name not in left | self._gone}
         self._gone.difference_update(alive)  # they were silent but not dead
         self._gone.update(died)
-        self.lease_left_s = min(map(self.liveness.lease_left_s, alive), default=math.inf)
-        self.living = self._estimate(len(alive), len(looked))
+        least_s = min(map(self.liveness.lease_left_s, alive), default=math.inf)
+        self.lease_left_s = min(self.lease_left_s, least_s)
+        self._estimate(alive, looked, len(mates), exact=at_most is None)
         return died
 
-    def _look_at_next(self, *, again: bool) -> dict[str, Verdict]:
-        """Look at the next workers on the ring, up to the first one that is not silent.
+    def _list(self) -> None:
+        own, hosts = _on_ring(self.host), dict[str, list[str]]()
+        for name in self.liveness.names():
+            hosts.setdefault(host_part(name), []).append(name)
+        ring = sorted(hosts, key=lambda host: ((_on_ring(host) - own) % 1.0, host))
+        self._hosts = {host: sorted(hosts[host], key=_age) for host in ring}
 
-        ``again``: look at those that counted as dead too.
+    def _left(self, host: str, *, again: bool = True) -> list[str]:
+        """Workers of a node that may live; without ``again``, without those that counted as dead."""
+        return [
+            name
+            for name in self._hosts.get(host, ())
+            if not self.liveness.is_final(name) and (again or name not in self._gone)
+        ]
+
+    def _look_at_own(self, mates: set[str]) -> dict[str, Verdict]:
+        left = [one for one in self._left(self.host) if one not in mates and one != self.worker]
+        return {name: self.liveness.verdict(name) for name in left[:_MOST_MATES]}
+
+    def _look_at_others(self, at_most: int, *, again: bool) -> dict[str, Verdict]:
+        """Look at the next nodes on the ring, up to the first ones that are not silent.
+
+        ``again``: look at workers that counted as dead too.
         """
         looked: dict[str, Verdict] = {}
-        for name in self._ring:
-            skipped = name in self._gone and not again
-            if name == self.worker or skipped or self.liveness.is_final(name):
+        heard, silent = 0, list[str]()
+        for host in self._hosts:
+            left = self._left(host, again=again)
+            if host == self.host or not left:
                 continue
-            looked[name] = verdict = self.liveness.verdict(name)
-            heard = verdict.alive and math.isinf(self.liveness.lease_left_s(name))
-            if heard or len(looked) == _MOST_SILENT:
+            if self._hears(host, left, looked):
+                heard += 1
+            elif any(looked[name].alive for name in left if name in looked):
+                silent.append(host)
+            if heard >= at_most or len(silent) >= _MOST_SILENT:
                 break
+        self.lease_left_s = math.inf
+        for host in silent:
+            self._judge(host, looked, others=heard > 0)
         return looked
 
-    def _some(self, looked: dict[str, Verdict], count: int) -> list[str]:
-        """Workers without a heartbeat between the last two looks, and others at random."""
-        heartbeat, final = self.liveness.heartbeat, self.liveness.is_final
-        kept = {
-            name: heartbeat(name)
-            for name, beat in self._watched.items()
-            # None: after a single look it is unknown whether the worker is silent.
-            if name not in self._gone and not final(name) and beat in (None, heartbeat(name))
-            if name not in looked
-        }
-        unseen = (name for name in self._ring if name not in self._watched and name not in looked)
-        others = [name for name in unseen if not final(name)]
-        new = self._random.sample(others, min(len(others), max(0, count - len(kept))))
-        self._watched = dict(list(kept.items())[:count]) | dict.fromkeys(new)
-        return list(self._watched)
+    def _hears(self, host: str, left: list[str], looked: dict[str, Verdict]) -> bool:
+        """Look at the workers of a node until one shows that the node lives."""
+        known = self._contacts.get(host)
+        for name in sorted(left, key=lambda one: (one != known, _age(one))):
+            looked[name] = verdict = self.liveness.verdict(name)
+            silent_s, interval_s = self.liveness.silence_of(name)
+            beats = verdict.alive and silent_s <= interval_s
+            if beats and self.liveness.watches_for(name):
+                self._contacts[host] = name
+                return True
+        # Its first worker may not have become its observer yet.
+        return known is None and any(
+            looked[name].alive and silent_s <= interval_s
+            for name in left
+            for silent_s, interval_s in [self.liveness.silence_of(name)]
+        )
 
-    def _estimate(self, alive: int, looked: int) -> int:
-        if looked == len(self._ring):
-            return alive
-        left = {name for name in self._ring if not self.liveness.is_final(name)}
-        return round(len(left - self._gone) * (alive + 1) / (looked + 1))
+    def _judge(self, host: str, looked: dict[str, Verdict], *, others: bool) -> None:
+        """Declare the workers of a silent node dead, if they were silent for long enough.
+
+        A node that lives always has a worker that beats often. ``others``: whether another node
+        beats; if none does, the file server may be at fault, and only a full lease decides.
+        """
+        living = [name for name in self._left(host) if name in looked and looked[name].alive]
+        silences = {name: self.liveness.silence_of(name) for name in living}
+        known = self._contacts.get(host, "")
+        if known not in silences:
+            # It is dead already; each other one may have become the observer.
+            known = max(silences, key=lambda name: silences[name][0], default="")
+        if not others or not known:
+            return
+        interval_s = silences[known][1]
+        lease_s = max(_PART_OF_LEASE * self.liveness.lease_s, _BEATS * interval_s)
+        now = self.liveness.clock.monotonic()
+        left_s = max(
+            lease_s - min(silences[known][0], now - self._unstuck),
+            *(min(lease_s, _BEATS * interval_s) - silent_s for silent_s, _ in silences.values()),
+        )
+        if left_s > 0.0:
+            self.lease_left_s = min(self.lease_left_s, left_s)
+            return
+        notices = {name: self.liveness.notice(name, "lease") for name in living}
+        for name, notice in notices.items():
+            if notice is not None:
+                self.liveness.take_notice(notice)
+                looked[name] = self.liveness.verdict(name)
+
+    def _estimate(
+        self, alive: set[str], looked: dict[str, Verdict], mates: int, *, exact: bool
+    ) -> None:
+        """Estimate how many workers and nodes live, from those at which this one looked."""
+        if exact:
+            self.living = self.nodes = len(alive)
+            return
+        seen = {host_part(name) for name in looked} - {self.host}
+        lives = {host_part(name) for name in alive} - {self.host}
+        hosts = {one for one in self._hosts if self._left(one, again=False)} - {self.host}
+        part = 1.0 if hosts <= seen else (len(lives) + 1) / (len(seen) + 1)
+        self.nodes = 1 + round(len(hosts) * part)
+        each = [self.liveness.watches_for(self._contacts.get(host, "")) or 1 for host in lives]
+        self.living = round(self.nodes * (sum(each) + mates + 1) / (len(each) + 1))
+
+
+def _left_by(view: RunView, liveness: Liveness, worker: str, verdict: Verdict) -> list[FreeUnit]:
+    """The units that a dead worker held, by its journal and its last heartbeat.
+
+    A unit that it had claimed since, and of which it wrote no line yet, is not found.
+    """
+    evidence, _, explained = verdict.evidence.partition(", ")
+    notice = liveness.notice(worker, evidence, verdict.explained or explained)
+    if notice is None:
+        return []
+    view.poll_journal(worker)
+    stage_name, _, claim = liveness.claim_of(worker).partition("/")
+    found = []
+    for name, stage in view.stages.items():
+        units = set(stage.state.begun)
+        if name == stage_name and (parsed := parse_claim(f"{claim}.lock")) is not None:
+            units.add(parsed[0])
+        held = [one for one in sorted(units) if stage.holders([one]) == {worker}]
+        found += [FreeUnit(name, one, stage.claims.generation(one), notice) for one in held]
+    return found
+
+
+class LeftUnits:
+    """Units whose owners are dead: found by this worker, or by another one that told all."""
+
+    def __init__(self, view: RunView, watch: Watch) -> None:
+        self._view, self._watch, self._liveness = view, watch, watch.liveness
+        self._clock = watch.liveness.clock
+        self._random = random.Random(watch.worker)
+        self._generations: dict[tuple[str, str], int] = {}
+        self._at = math.inf
+
+    @property
+    def due(self) -> bool:
+        """Whether to try to take one over."""
+        return self._clock.monotonic() >= self._at
+
+    def look(self, at_most: int | None, mates: Collection[str]) -> tuple[list[FreeUnit], int]:
+        """Find units by :meth:`Watch.look`; also how many died of whom no unit is known."""
+        found, unknown = list[FreeUnit](), 0
+        died = self._watch.look(at_most, mates)
+        if died:
+            self._view.poll_claims()
+        for name, verdict in died.items():
+            units = _left_by(self._view, self._liveness, name, verdict)
+            found += units
+            unknown += not units
+        self._add(found, 0)
+        return found, unknown
+
+    def hear_of(self, units: list[FreeUnit], workers: int) -> None:
+        """Hear from another worker what it found; ``workers`` hear of it."""
+        units = [one for one in units if not self._watch.knows_of(one.owner.worker)]
+        for one in units:
+            self._liveness.take_notice(one.owner)
+            self._watch.forget(one.owner.worker)
+        self._add(units, workers)
+
+    def _add(self, units: list[FreeUnit], workers: int) -> None:
+        for one in units:
+            self._generations[one.stage, one.unit] = one.generation
+        if units:  # not all must try at once
+            within_s = min(_TOLD_WITHIN_S, workers / len(self._generations))
+            at = self._clock.monotonic() + self._random.uniform(0.0, within_s)
+            self._at = min(self._at, at)
+
+    def choose(self) -> list[tuple[StageView, str]]:
+        """The units that nobody has taken over yet, in random order; lists the claims."""
+        stages, left = self._view.stages, dict[tuple[str, str], int]()
+        for name in {name for name, _ in self._generations}.intersection(stages):
+            stages[name].claims.refresh()
+        for (name, unit), generation in self._generations.items():
+            stage = stages.get(name)
+            if stage is None:
+                continue
+            if stage.state.units.get(unit) is None:
+                stage.poll_log()
+            if unit in stage.state.open and stage.claims.generation(unit) <= generation:
+                left[name, unit] = generation
+        self._generations, self._at = left, math.inf
+        if left:
+            self._at = self._clock.monotonic() + self._random.uniform(0.5, 1.0) * _AGAIN_S
+        return [(stages[of], unit) for of, unit in self._random.sample(sorted(left), len(left))]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.ranks import RankInfo
 
 _UPDATE_S = 1.0
+_CLAIM_S = 10.0
+"""A unit that is held for longer is shown to other hosts before the next heartbeat is due."""
 _PUNCH_HOLE = 0x01 | 0x02  # with FALLOC_FL_KEEP_SIZE, of fallocate(2)
 _BLOCK = 1 << 12
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -132,7 +134,7 @@ class Membership:
         self.local = files.is_local(paths.root)
         """Whether the run is on a filesystem of this kernel alone."""
         beat_s = min(heartbeat_interval_s(self.workers), lease_s / 4)
-        self._clock = clock
+        self._clock, self._lease_s = clock, lease_s
         here = Presence.here(self.name, rank, interval_s=beat_s, at=clock.wall(), pool=pool)
         if has:
             here = replace(here, place={**here.place, "has": has})
@@ -163,12 +165,23 @@ class Membership:
     def presence(self) -> Presence:
         return self._file.presence
 
-    def beat_if_due(self, counts: Counts, drain: Drain) -> None:
+    def beat_if_due(
+        self, counts: Counts, drain: Drain, *, claim: str, node: int, workers: int
+    ) -> None:
+        """Publish what changed.
+
+        ``claim``: as in :class:`Presence`; ``node``: the workers of this node that it watches for,
+        0 if another one does; ``workers``: those that beat as often as this one.
+        """
         now, shown = self._clock.monotonic(), self.presence
-        due = now - self._beat_at >= shown.interval_s
+        interval_s = min(heartbeat_interval_s(workers), self._lease_s / 4)
+        due = now - self._beat_at >= interval_s
+        # Others must know the unit, and that this worker beats for its node.
+        due |= claim != shown.claim and now - self._beat_at >= _CLAIM_S
+        due |= bool(node) != bool(shown.node) and not self.local
         drains = drain.requested and shown.state != DRAINING
-        before = (shown.done, shown.failed, shown.deaths, shown.journal)
-        changed = (*counts, self.journal.synced) != before
+        before = (shown.done, shown.failed, shown.deaths, shown.journal, shown.claim)
+        changed = (*counts, self.journal.synced, claim) != before
         if not (due or drains or (changed and now >= self._update_at)):
             return
         if due:
@@ -180,6 +193,9 @@ class Membership:
             journal=self.journal.synced,
             at=round(self._clock.wall(), 3),
             note=drain.reason,
+            claim=claim,
+            node=node,
+            interval_s=interval_s,
             state=DRAINING if drain.requested else shown.state,
         )
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.queue.control import OUT_OF_MEMORY, SUSPENDED, DeathNotice, give_notice
+from hpc_toolkit.queue.control import OUT_OF_MEMORY, SUSPENDED, DeathNotice, give_notice, may_ask
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
+from hpc_toolkit.queue.probes import host_part
+from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.processes import die_with_parent, kill_group
@@ -33,6 +36,10 @@ MISSED = 2.5
 """Heartbeats that a worker must have missed before Slurm is asked."""
 
 _FIRST_S, _LONGEST_S = 30.0, 600.0
+_OTHERS_S = 45.0
+"""Seconds in which the answer to another worker's question should have come."""
+_BEATS_S = 30.0
+"""Seconds within which the observer of a node writes at least one heartbeat, if it lives."""
 _PATIENCE_S = 60.0
 _LEAVING_S = 2.0
 
@@ -81,21 +88,42 @@ class SlurmLiveness:
         self._clock = clock
         self._asked_s = _FIRST_S
         self._ask_at = float("-inf")
+        self._times = 0
+        self._quiet_until = float("-inf")
         self._about: frozenset[str] = frozenset()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def ask(self, silent: list[Presence]) -> None:
-        """Query Slurm about these workers, less and less often while the same ones stay silent."""
+    def ask(self, silent: list[Presence], own: Presence, asked: int) -> None:
+        """Query Slurm about these workers, less and less often while the same ones stay silent.
+
+        ``asked``: how often workers of this cluster have asked, as far as is known. One question is
+        about all nodes, so another worker's answer is awaited.
+        """
         if self._child is not None and self._child.poll() is None:
             return
         now = self._clock.monotonic()
+        if asked > self._times:
+            self._times, self._quiet_until = asked, now + _OTHERS_S
         workers = {presence.worker for presence in silent}
         new = not self._about.issuperset(workers)
-        if not workers or (now < self._ask_at and not new):
+        if not workers or now < self._quiet_until or (now < self._ask_at and not new):
+            return
+        if not self._is_first(own):
             return
         self._about = frozenset(workers)
         self._asked_s = _FIRST_S if new else min(_LONGEST_S, 2 * self._asked_s)
         self._ask_at = now + self._asked_s
+        self._start(silent)
+
+    def _is_first(self, own: Presence) -> bool:
+        with suppress(OSError):  # then nobody asks now
+            if may_ask(RunPaths(self._root), own.cluster, self._times, own.worker):
+                self._times += 1
+                return True
+        self._quiet_until = self._clock.monotonic() + _OTHERS_S
+        return False
+
+    def _start(self, silent: list[Presence]) -> None:
         import subprocess
 
         # The heartbeat shows whether a worker was still silent when Slurm answered.
@@ -137,25 +165,44 @@ def _leave(*_: object) -> None:
 
 def main(arguments: list[str]) -> int:
     """Ask Slurm once about workers, given as ``NAME:HEARTBEAT``; 0 even without an answer."""
-    # Imported here, because workers import this module too but do not call main.
-    from hpc_toolkit.slurm.client import job_states
     from hpc_toolkit.slurm.controller import node_states
 
     paths, cluster = RunPaths(Path(arguments[0])), RankInfo.from_environ().cluster
-    silent = []
-    for name, _, heartbeat in (word.rpartition(":") for word in arguments[1:]):
-        presence = read_presence(paths.worker(name))
-        # Only this cluster's Slurm can be asked here, and other clusters use the same job ids.
-        if presence is None or presence.cluster != cluster:
-            continue
-        if presence.job and presence.state != FINISHED:
-            silent += [presence] if str(presence.heartbeat) == heartbeat else []
+    beats = {name: beat for name, _, beat in (word.rpartition(":") for word in arguments[1:])}
+    known = _living(paths, [*beats], cluster)
+    silent = [one for one in known if str(one.heartbeat) == beats[one.worker]]
+    _notice(paths, silent)
+    asked = {host_part(one.worker) for one in silent}
+    names = [name[:-5] for name in files.list_names(paths.workers) if name.endswith(".json")]
+    nodes = node_states(sorted({*map(host_part, names)} - asked), timeout_s=_PATIENCE_S)
+    lost = {name for name, node in nodes.items() if node.failed}
+    before = _living(paths, [name for name in names if host_part(name) in lost], cluster)
+    if before:
+        # A node whose slurmd alone has died is lost for Slurm, and its workers go on.
+        time.sleep(_BEATS_S)
+        after = {one.worker: one for one in _living(paths, [o.worker for o in before], cluster)}
+        beat = {one.host for one in before if after.get(one.worker) != one}
+        _notice(paths, [one for one in before if one.host not in beat])
+    return 0
+
+
+def _living(paths: RunPaths, names: list[str], cluster: str) -> list[Presence]:
+    """The workers of these names that have not finished, in jobs of a cluster."""
+    found = [one for one in (read_presence(paths.worker(name)) for name in names) if one]
+    # Only this cluster's Slurm can be asked here, and other clusters use the same job ids.
+    return [one for one in found if one.cluster == cluster and one.job and one.state != FINISHED]
+
+
+def _notice(paths: RunPaths, silent: list[Presence]) -> None:
+    """Ask Slurm about these workers, and write its answer."""
+    # Imported here, because workers import this module too but do not call this.
+    from hpc_toolkit.slurm.client import job_states
+    from hpc_toolkit.slurm.controller import node_states
+
     jobs = job_states(sorted({one.job for one in silent if one.job}), timeout_s=_PATIENCE_S)
     nodes = node_states(sorted({one.host for one in silent}), timeout_s=_PATIENCE_S)
-    notices = judge(silent, jobs, nodes)
-    if notices:
+    if notices := judge(silent, jobs, nodes):
         give_notice(paths, notices)
-    return 0
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ class ForkServer:
         """
         import socket
 
-        listener, self._connection = (None, None) if common else _meet(step_name(os.environ))
+        listener, self._connection = (None, None) if common else meet(step_name(os.environ))
         if self._connection is not None:
             return
         self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -252,11 +252,13 @@ def step_name(environ: Mapping[str, str]) -> str:
     return "\0hpctk-" + "-".join(map(str, (os.getuid(), *map(environ.get, names), *spaces)))
 
 
-def _meet(name: str) -> tuple[socket.socket | None, socket.socket | None]:
+def meet(
+    name: str, tries: int = _TRIES
+) -> tuple[socket.socket | None, socket.socket | None]:
     """A new socket of this name, or one that is connected to it, or neither."""
     import socket
 
-    for _ in range(_TRIES if name else 0):
+    for _ in range(tries if name else 0):
         found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with suppress(OSError):  # another rank has it
             found.bind(name)

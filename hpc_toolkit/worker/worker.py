@@ -31,6 +31,7 @@ from hpc_toolkit.worker.code import executed
 from hpc_toolkit.worker.hiccups import Continuity
 from hpc_toolkit.worker.hosthealth import HostWatch
 from hpc_toolkit.worker.membership import Membership
+from hpc_toolkit.worker.node import Node, watch_if_due
 from hpc_toolkit.worker.pausing import PauseRule
 from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
 from hpc_toolkit.worker.starting import FORK_SERVER
@@ -108,8 +109,14 @@ class Worker:
         )
         self.name = own.name
         self._drain = kept.drain
+        self._node = Node(paths.root, own.name, clock, local=own.local)
         self._pacing = Pacing(
-            clock, local=own.local, workers=own.workers, lease_s=lease_s, seed=own.name
+            clock,
+            local=own.local,
+            workers=own.workers,
+            lease_s=lease_s,
+            seed=own.name,
+            watchers=self._node.of_the_step(own.workers),
         )
         limit_s = None if own.local else LIMIT_S
         self._view = view = RunView(paths, manifest, local=own.local, limit_s=limit_s)
@@ -163,6 +170,7 @@ class Worker:
         )
         kept.keep(self._runner)
         self._stage: StageView | None = None
+        self._claim = ""
         self._idle_since: float | None = None
 
     def run(self) -> int:
@@ -182,6 +190,7 @@ class Worker:
     def drop(self) -> None:
         """Forget everything but what the next name of this worker gets."""
         self._slurm.close()
+        self._node.close()
 
     def _main(self) -> int:
         if self._kept.held is not None:
@@ -255,6 +264,7 @@ class Worker:
         self._pacing.worked()
         while assignment is not None:
             self._stage = assignment.stage
+            self._claim = f"{assignment.name}.{assignment.generation}"
             failed_before = self._runner.counts.failed
             outcome = self._runner.run(assignment)
             self._view.poll_journal(self.name)
@@ -270,6 +280,7 @@ class Worker:
             stops = self._drain.requested or self._host_watch.hold
             again = outcome is Outcome.DIED and not stops
             assignment = self._picker.again(assignment) if again else None
+        self._claim = ""
 
     def _follow(self, patience_s: float = 0.0) -> list[bool]:
         """Add items to stages that follow others; whether there were any, for each stage."""
@@ -297,27 +308,29 @@ class Worker:
             self._drain.request(self._pause.reason, math.inf)
         if self._host_watch.reason:
             self._drain.request(self._host_watch.reason, 0.0)
-        self._member.beat_if_due(counts, self._drain)
+        self._member.beat_if_due(
+            counts,
+            self._drain,
+            claim=self._claim,
+            node=1 + len(self._node.mates) if self._node.observes else 0,
+            workers=self._pacing.watchers,
+        )
         self._member.trim_log()
-        if self._pacing.watch_due():
-            self._read_control()
-            self._picker.notice_deaths(self._pacing.at_most)
-            if self._liveness.speaks(self._member.presence, missed=MISSED):
-                self._slurm.ask(self._liveness.silent(missed=MISSED))
-            self._pacing.watched(self._picker.watch.living, self._picker.watch.lease_left_s)
-
-    def _read_control(self) -> None:
-        requests, notices = self._control.poll()
+        requests = watch_if_due(self._node, self._picker, self._pacing, self._control)
+        if requests is None:
+            return
         for request in requests:
             if not request.workers.isdisjoint(self._kept.names):
                 self._drain.request(f"asked to drain by {request.name}", self._options.grace_s)
-        for notice in notices:
-            self._liveness.take_notice(notice)
+        if self._node.observes:
+            own, silent = self._member.presence, self._liveness.silent(missed=MISSED)
+            self._slurm.ask(silent, own, self._control.asked[own.cluster])
         self._picker.help_first |= self._host_watch.take(self._control.health)
 
     def _leave(self, reason: str) -> None:
         self._runner.close()
         self._slurm.close()
+        self._node.close()
         self._member.finish(self._runner.counts, reason)
 
 

@@ -1,0 +1,180 @@
+"""The workers of a run on one node: one of them, the observer, watches other nodes for all.
+
+They meet at an abstract socket (unix(7)), which the kernel frees when its process ends, however it
+ends. So the observer sees at once when another worker of its node ends, and the others see when
+the observer does; then one of them takes its place. No file is read for that. Whatever one of them
+says, only exclusive names decide who works on a unit.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.queue.control import ControlReader, Request, give_free
+from hpc_toolkit.system.processes import readable
+from hpc_toolkit.system.ranks import task_counts
+from hpc_toolkit.worker.starting import meet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.queue.assignment import Picker
+    from hpc_toolkit.queue.pacing import Pacing
+    from hpc_toolkit.system.clock import Clock
+
+_SAYS_EVERY_S = 5.0
+_SILENT_S = 20.0
+"""A worker that does not even write to another one of its node may be frozen."""
+_NEWS, _NO_NEWS = b"!", b"."
+_MOST = 256
+
+
+def watch_if_due(
+    node: Node, picker: Picker, pacing: Pacing, control: ControlReader
+) -> list[Request] | None:
+    """Read what others ask and report, and look for deaths; None: it is not time for that."""
+    news = node.tick()
+    picker.watch.moves()
+    if not (news or (node.observes and pacing.watch_due())):
+        return None
+    requests, notices = control.poll()
+    for notice in notices:
+        picker.liveness.take_notice(notice)
+    picker.left.hear_of(control.free, pacing.workers)
+    if not node.observes:
+        pacing.watched(node.workers or pacing.workers)  # the observer says when to look again
+        return requests
+    found = picker.notice_deaths(pacing.at_most, node.mates)
+    with suppress(OSError):  # scans find them
+        for one in found if picker.shared else ():
+            give_free(picker.view.paths, one, picker.worker)
+    watch = picker.watch
+    node.tell(watch.living, news=control.news or bool(found))
+    pacing.watched(watch.living, watch.lease_left_s, watch.nodes if picker.shared else None)
+    return requests
+
+
+class Node:
+    """A worker's place among the workers of its run on this node."""
+
+    def __init__(self, root: Path, worker: str, clock: Clock, *, local: bool) -> None:
+        """``local``: each worker looks at all others, which costs little."""
+        about = root.stat()
+        # Workers that use the run through another mount do not share locks with these.
+        name = f"\0hpctk-node-{os.getuid()}-{about.st_dev}-{about.st_ino}"
+        self._name = "" if local else name
+        self._worker, self._clock = worker, clock
+        self._listener: socket.socket | None = None
+        self._observer: socket.socket | None = None
+        self._others: dict[int, socket.socket] = {}
+        self._heard: dict[int, tuple[str, float]] = {}
+        """The name of the worker at each socket, and when it wrote last."""
+        self._says_at = self._told_at = 0.0
+        self._new = True
+        self.workers = 0
+        """Workers of the run that live, as the observer says; 0: unknown."""
+        self._join(tries=100)
+
+    @property
+    def observes(self) -> bool:
+        """Whether this worker watches other nodes: while its observer is frozen, it must."""
+        return self._observer is None or self._clock.monotonic() - self._told_at > _SILENT_S
+
+    @property
+    def mates(self) -> set[str]:
+        """Other workers of this node that live, as this observer knows."""
+        now = self._clock.monotonic()
+        return {name for name, at in self._heard.values() if now - at < _SILENT_S}
+
+    def of_the_step(self, workers: int) -> int:
+        """Number of workers that watch as this one does, as far as is known at the start."""
+        nodes = len(task_counts(os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
+        return nodes if nodes > 1 and self.observes else workers
+
+    def _join(self, tries: int) -> None:
+        self._listener, self._observer = meet(self._name, tries)
+        if self._listener is not None:
+            self._listener.setblocking(False)
+        self._told_at = self._clock.monotonic()
+        if self._observer is not None:
+            self._say()
+
+    def _say(self) -> None:
+        self._says_at = self._clock.monotonic() + _SAYS_EVERY_S
+        with suppress(OSError):  # its queue is full, or it has ended, which the next look shows
+            assert self._observer is not None
+            self._observer.send(self._worker.encode())
+
+    def tick(self) -> bool:
+        """Exchange what there is, without waiting; whether there is news in ``control/``."""
+        news, self._new = self._new, False
+        if self._observer is None and self._listener is None and self._name:
+            self._join(tries=1)
+        if self._observer is not None:
+            return self._hear(self._observer) or news
+        return self._listener is not None and self._serve(self._listener)
+
+    def _hear(self, observer: socket.socket) -> bool:
+        news = False
+        if self._clock.monotonic() >= self._says_at:
+            self._say()
+        with suppress(BlockingIOError):
+            while True:
+                try:
+                    said = observer.recv(64)
+                except ConnectionError:
+                    said = b""
+                if not said:
+                    observer.close()
+                    self._observer = None
+                    self._join(tries=1)
+                    return True
+                news |= said.startswith(_NEWS)
+                self.workers, self._told_at = int(said[1:]), self._clock.monotonic()
+        return news
+
+    def _serve(self, listener: socket.socket) -> bool:
+        """Whether a worker of this node ended."""
+        from hpc_toolkit.worker.forkserver import is_own
+
+        ended, now = False, self._clock.monotonic()
+        for fd in readable(listener.fileno(), *self._others, timeout_s=0.0):
+            if fd == listener.fileno():
+                with suppress(OSError):
+                    while len(self._others) < _MOST:
+                        other, _ = listener.accept()
+                        other.setblocking(False)
+                        if is_own(other):
+                            self._others[other.fileno()] = other
+                continue
+            said = b""
+            with suppress(ConnectionError):
+                said = self._others[fd].recv(256)
+            if said:
+                self._heard[fd] = said.decode(errors="replace"), now
+            else:
+                self._others.pop(fd).close()
+                ended |= self._heard.pop(fd, None) is not None
+        if now >= self._says_at:
+            self.tell(self.workers, news=False)
+        return ended
+
+    def tell(self, workers: int, *, news: bool) -> None:
+        """Tell the other workers of this node how many live, and whether to read ``control/``."""
+        self.workers, self._says_at = workers, self._clock.monotonic() + _SAYS_EVERY_S
+        for other in self._others.values():
+            with suppress(OSError):  # a frozen worker's queue is full
+                other.send((_NEWS if news else _NO_NEWS) + str(workers).encode())
+
+    def close(self) -> None:
+        """Leave; another worker of the node becomes its observer."""
+        for one in (self._listener, self._observer, *self._others.values()):
+            if one is not None:
+                one.close()
+        self._listener = self._observer = None
+        self._others.clear()
+        self._heard.clear()
+        self._name = ""

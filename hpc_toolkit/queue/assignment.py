@@ -77,7 +77,7 @@ class Picker(Record, frozen=False, stateful=True):
 
             self.following = following(self.view)
         self._listed_at = float("-inf")
-        self.watch = Watch(self.liveness, self.worker)
+        self.watch = Watch(self.liveness, self.worker, self.clock)
         self.left = LeftUnits(self.view, self.watch)
         self._scans = 0
         self._left_read = False

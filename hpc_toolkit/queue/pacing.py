@@ -16,11 +16,11 @@ from hpc_toolkit.system.clock import Clock
 # Operations per second of all workers of a run on a shared filesystem; together below 100.
 POLLS_PER_S = 20.0
 """Openings of ``head``."""
-SCANS_PER_S = 35.0
+SCANS_PER_S = 30.0
 """Operations of scans for units to take over, by workers on and off duty together."""
 LOOKS_PER_S = 25.0
 """Reads of files in ``workers/``, and tests of locks."""
-LISTINGS_PER_S = 20.0
+LISTINGS_PER_S = 14.0
 """Listings of ``workers/`` and ``control/``."""
 NAMES_EVERY = 8
 """One watch in this many lists ``workers/``, and every watch lists ``control/``."""
@@ -93,7 +93,7 @@ class Pacing:
         """Whether looks cost other hosts nothing."""
         self.workers = max(1, workers)
         """Workers alive, as far as this worker knows; they share the operations."""
-        self.watchers = self.workers if watchers is None else watchers
+        self.watchers = self.workers if watchers is None else max(1, watchers)
         """Workers that watch others as this one does; they share the looks and the listings."""
         self._lease_s = lease_s
         now = self._began = self._began_watch = clock.monotonic()

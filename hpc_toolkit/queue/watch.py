@@ -21,6 +21,7 @@ from hpc_toolkit.queue.probes import host_part
 if TYPE_CHECKING:
     from hpc_toolkit.queue.leases import Liveness, Verdict
     from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.system.clock import Clock
 
 _MOST_SILENT = 8
 """Silent nodes past which one look around the ring goes."""
@@ -61,8 +62,8 @@ class Watch:
     always looks at it: the one before it on the ring of all nodes.
     """
 
-    def __init__(self, liveness: Liveness, worker: str) -> None:
-        self.liveness, self.worker = liveness, worker
+    def __init__(self, liveness: Liveness, worker: str, clock: Clock) -> None:
+        self.liveness, self.worker, self.clock = liveness, worker, clock
         self.host = host_part(worker)
         self._hosts: dict[str, list[str]] = {}
         """All known workers of each node, in the order of the ring from this one on."""
@@ -70,7 +71,7 @@ class Watch:
         """The worker of each node that was its observer at the last look."""
         self._looks = 0
         self._gone: set[str] = set()
-        self._moved = self._unstuck = liveness.clock.monotonic()
+        self._moved = self._unstuck = clock.monotonic()
         self.living = 0
         """Workers alive at the last look; an estimate if some were skipped."""
         self.nodes = 0
@@ -80,7 +81,7 @@ class Watch:
 
     def moves(self) -> None:
         """Note that this process runs; to be called at least once in some seconds."""
-        now = self.liveness.clock.monotonic()
+        now = self.clock.monotonic()
         if now - self._moved > _STUCK_S:
             self._unstuck = now
         self._moved = now
@@ -172,6 +173,7 @@ class Watch:
             beats = verdict.alive and silent_s <= interval_s
             if beats and self.liveness.watches_for(name):
                 self._contacts[host] = name
+                self._gone.difference_update(self._hosts[host])  # the node was suspended, not lost
                 return True
         # Its first worker may not have become its observer yet.
         return known is None and any(
@@ -187,20 +189,16 @@ class Watch:
         beats; if none does, the file server may be at fault, and only a full lease decides.
         """
         living = [name for name in self._left(host) if name in looked and looked[name].alive]
-        silences = {name: self.liveness.silence_of(name) for name in living}
-        known = self._contacts.get(host, "")
-        if known not in silences:
-            # It is dead already; each other one may have become the observer.
-            known = max(silences, key=lambda name: silences[name][0], default="")
-        if not others or not known:
+        if not others or not living:
             return
-        interval_s = silences[known][1]
+        silences = [self.liveness.silence_of(name) for name in living]
+        longest_s, interval_s = max(silences)
+        if (known := self._contacts.get(host)) is not None:
+            silent_s, interval_s = self.liveness.silence_of(known)
+            longest_s = max(longest_s, silent_s)
         lease_s = max(_PART_OF_LEASE * self.liveness.lease_s, _BEATS * interval_s)
-        now = self.liveness.clock.monotonic()
-        left_s = max(
-            lease_s - min(silences[known][0], now - self._unstuck),
-            *(min(lease_s, _BEATS * interval_s) - silent_s for silent_s, _ in silences.values()),
-        )
+        longest_s = min(longest_s, self.clock.monotonic() - self._unstuck)
+        left_s = max(lease_s - longest_s, _BEATS * interval_s - min(silences)[0])
         if left_s > 0.0:
             self.lease_left_s = min(self.lease_left_s, left_s)
             return
@@ -252,7 +250,7 @@ class LeftUnits:
 
     def __init__(self, view: RunView, watch: Watch) -> None:
         self._view, self._watch, self._liveness = view, watch, watch.liveness
-        self._clock = watch.liveness.clock
+        self._clock = watch.clock
         self._random = random.Random(watch.worker)
         self._generations: dict[tuple[str, str], int] = {}
         self._at = math.inf

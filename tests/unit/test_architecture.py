@@ -103,7 +103,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "sqlite3": set(),
     "socket": {
         *("engines.raydriver", "lab", "slurm.batch", "training.launch"),
-        *("worker.starting", "worker.forkserver"),  # without a port
+        *("worker.starting", "worker.forkserver", "worker.node"),  # without a port
     },
 }
 

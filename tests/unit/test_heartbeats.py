@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,11 @@ class Beating:
 
 
 @pytest.fixture
-def beating(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Beating:
+def beating(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beating]:
     monkeypatch.setenv("HPCTK_FILESYSTEM", "shared")
-    return Beating(fast_dir, monkeypatch)
+    one = Beating(fast_dir, monkeypatch)
+    yield one
+    one.worker.drop()
 
 
 def test_heartbeats_of_a_busy_worker_are_sent_every_10_s_and_no_more_often(
@@ -55,9 +58,9 @@ def test_heartbeats_of_a_busy_worker_are_sent_every_10_s_and_no_more_often(
     began = beating.clock.monotonic()
     beating.work(60.0)
 
-    at = [began, *beating.sent_at]
-    gaps = [late - early for early, late in itertools.pairwise(at)]
-    assert gaps == [BEAT_S] * 6
+    assert beating.sent_at[0] - began < 1.0  # that it beats for its node
+    gaps = [late - early for early, late in itertools.pairwise(beating.sent_at)]
+    assert gaps == [BEAT_S] * 5
     found = read_presence(beating.path)
     assert found is not None
     assert found.heartbeat > 50  # progress in between is written without a sync

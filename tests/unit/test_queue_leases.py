@@ -334,31 +334,12 @@ def test_only_silent_workers_of_jobs_are_asked_about(run: Watched) -> None:
     assert run.silent() == ["silent"]
 
 
-def test_the_first_living_rank_of_a_cluster_speaks_for_all(run: Watched) -> None:
-    ranks = [("9_1", 5), ("17", 0), ("17", 1)]
-    workers = [
-        run.begin(f"w{job}-{rank}", job=job, rank=rank, interval_s=10.0) for job, rank in ranks
-    ]
-    run.begin("other", job="3", rank=0, cluster="elsewhere")
-    run.begin("laptop", rank=0)
+def test_a_death_that_another_worker_reports_has_its_evidence(run: Watched) -> None:
+    worker = run.begin()
+    assert run.verdict().alive
+    run.observer.take_notice(replace(notice_of(worker, ""), evidence="lease"))
 
-    def speakers() -> list[int]:
-        run.look()
-        spoken = [run.observer.speaks(worker.presence, missed=2.5) for worker in workers]
-        return [number for number, speaks in enumerate(spoken) if speaks]
+    assert (run.verdict().evidence, run.verdict().explained) == ("lease", "")
+    worker.update()
 
-    assert speakers() == [0], "the oldest job"
-    run.clock.advance(26)
-    for worker in workers[1:]:
-        worker.update()
-    assert speakers() == [0, 1], "the first may be dead"
-    workers[0].update()
-    assert speakers() == [0]
-
-
-@pytest.mark.parametrize("job", [None, "pbs:17"])
-def test_nobody_speaks_outside_a_job_of_slurm(run: Watched, job: str | None) -> None:
-    worker = run.begin(job=job)
-    run.verdict()
-
-    assert not run.observer.speaks(worker.presence, missed=2.5)
+    assert run.verdict().alive

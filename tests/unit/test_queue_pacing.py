@@ -188,16 +188,27 @@ def test_a_short_lease_is_watched_often_where_few_work() -> None:
 
     clock.advance(2.0)
     assert pacing.watch_due()
-    assert (pacing.at_most or 0) >= 4
+    assert pacing.at_most == 2
 
 
-def test_whoever_sees_fewer_alive_takes_a_larger_part() -> None:
+def test_whoever_sees_fewer_alive_looks_at_more_and_more_often() -> None:
     clock = ManualClock()
     pacing = Pacing(clock, local=False, workers=1000, lease_s=DEFAULT_LEASE_S, seed="w")
-    before = pacing.at_most
+    before = pacing.at_most, pacing.watch_s
     assert pacing.watch_due() is False
     pacing.watched(1)
 
-    assert before is not None
-    assert pacing.at_most is not None
-    assert pacing.at_most > 50 * before
+    assert before == (1, 1125 / 14)
+    assert (pacing.at_most, pacing.watch_s) == (2, 30.0)
+
+
+def test_one_worker_of_each_node_looks_at_others_as_often_as_if_there_were_no_others() -> None:
+    clock = ManualClock()
+    pacing = Pacing(
+        clock, local=False, workers=4096, lease_s=DEFAULT_LEASE_S, seed="w", watchers=512
+    )
+    alone = Pacing(clock, local=False, workers=512, lease_s=DEFAULT_LEASE_S, seed="w")
+    assert pacing.watch_s == alone.watch_s < 45.0
+    pacing.watched(4096, watchers=512)
+
+    assert pacing.watch_s == alone.watch_s

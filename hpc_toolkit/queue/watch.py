@@ -94,9 +94,7 @@ class Watch:
         """Do not report a death that all workers know of already."""
         self._gone.add(worker)
 
-    def look(
-        self, at_most: int | None = None, mates: Collection[str] = ()
-    ) -> dict[str, Verdict]:
+    def look(self, at_most: int | None = None, mates: Collection[str] = ()) -> dict[str, Verdict]:
         """Return the workers that died since the last look; count the living ones.
 
         ``at_most``: look at this many other nodes, and past silent ones on the ring, and at those
@@ -108,7 +106,9 @@ class Watch:
         if lists or at_most is None:
             self._list()
         if at_most is None:
-            looked = {one: self.liveness.verdict(one) for ones in self._hosts.values() for one in ones}
+            looked = {
+                one: self.liveness.verdict(one) for ones in self._hosts.values() for one in ones
+            }
             self.lease_left_s = math.inf
         else:
             looked = self._look_at_own(set(mates))
@@ -131,7 +131,7 @@ class Watch:
         self._hosts = {host: sorted(hosts[host], key=_age) for host in ring}
 
     def _left(self, host: str, *, again: bool = True) -> list[str]:
-        """Workers of a node that may live; without ``again``, without those that counted as dead."""
+        """Workers of a node that may live; ``again``: those that counted as dead too."""
         return [
             name
             for name in self._hosts.get(host, ())

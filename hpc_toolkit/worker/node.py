@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.control import ControlReader, Request, give_free
 from hpc_toolkit.system.processes import readable
-from hpc_toolkit.system.ranks import task_counts
+from hpc_toolkit.system.ranks import host_name, task_counts
 from hpc_toolkit.worker.starting import meet
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class Node:
         """``local``: each worker looks at all others, which costs little."""
         about = root.stat()
         # Workers that use the run through another mount do not share locks with these.
-        name = f"\0hpctk-node-{os.getuid()}-{about.st_dev}-{about.st_ino}"
+        here = (os.getuid(), about.st_dev, about.st_ino, host_name())
+        name = "\0hpctk-node-" + "-".join(map(str, here))
         self._name = "" if local else name
         self._worker, self._clock = worker, clock
         self._listener: socket.socket | None = None

@@ -252,9 +252,7 @@ def step_name(environ: Mapping[str, str]) -> str:
     return "\0hpctk-" + "-".join(map(str, (os.getuid(), *map(environ.get, names), *spaces)))
 
 
-def meet(
-    name: str, tries: int = _TRIES
-) -> tuple[socket.socket | None, socket.socket | None]:
+def meet(name: str, tries: int = _TRIES) -> tuple[socket.socket | None, socket.socket | None]:
     """A new socket of this name, or one that is connected to it, or neither."""
     import socket
 

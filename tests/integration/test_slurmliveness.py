@@ -50,7 +50,7 @@ def test_a_question_without_an_answer_ends_with_the_worker_that_asked(
     worker = os.fork()
     if worker == 0:
         witness = SlurmLiveness(tmp_path, SystemClock())
-        witness.ask([silent])
+        witness.ask([silent], silent, 0)
         wait_until(asked.exists, "squeue to start")
         if end == "leaves":
             witness.close()

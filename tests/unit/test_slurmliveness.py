@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
-from hpc_toolkit.worker.slurmliveness import judge
+from hpc_toolkit.worker.slurmliveness import SlurmLiveness, judge
+from tests.manualclock import ManualClock
 
 SILENT = Presence(
     worker="n3-1-a", host="n3", boot="b", pid=1, rank=8, job="17", restart=1, heartbeat=5
@@ -70,3 +74,48 @@ def test_a_lost_node_is_a_death_although_the_job_runs(node: NodeRecord, dead: bo
     notices = judge([SILENT], said("RUNNING"), {"n3": node})
 
     assert [notice.explained for notice in notices] == (["node failure"] if dead else [])
+
+
+class Asking(SlurmLiveness):
+    """The part of one worker, which notes what it would ask."""
+
+    def __init__(self, root: Path, clock: ManualClock, name: str) -> None:
+        super().__init__(root, clock)
+        self.own = replace(SILENT, worker=name)
+        self.control = ControlReader(RunPaths(root))
+        self.asked: list[str] = []
+
+    def look(self, *silent: str) -> None:
+        self.control.poll()
+        found = [replace(SILENT, worker=name) for name in silent]
+        self.ask(found, self.own, self.control.asked[self.own.cluster])
+
+    def _start(self, silent: list[Presence]) -> None:
+        self.asked += [one.worker for one in silent]
+
+
+def test_of_all_workers_that_see_deaths_at_once_one_asks_slurm(tmp_path: Path) -> None:
+    RunPaths(tmp_path).make([])
+    clock = ManualClock()
+    workers = [Asking(tmp_path, clock, f"n{number}-1-a") for number in range(20)]
+
+    for number, worker in enumerate(workers):
+        worker.look(f"n{number + 100}-1-a")
+
+    assert [len(worker.asked) for worker in workers] == [1] + 19 * [0]
+    # Its answer did not show the deaths that the others see.
+    clock.advance(46.0)
+    for number, worker in enumerate(workers[1:]):
+        worker.look(f"n{number + 100}-1-a")
+    assert sum(len(worker.asked) for worker in workers) == 2
+
+
+def test_the_slurm_of_each_cluster_is_asked(tmp_path: Path) -> None:
+    RunPaths(tmp_path).make([])
+    workers = [Asking(tmp_path, ManualClock(), name) for name in ("n1-1-a", "n2-1-a")]
+    workers[1].own = replace(workers[1].own, cluster="beta")
+
+    for worker in workers:
+        worker.look("n3-1-a")
+
+    assert [worker.asked for worker in workers] == [["n3-1-a"], ["n3-1-a"]]

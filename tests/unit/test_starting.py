@@ -128,8 +128,8 @@ def test_the_second_rank_is_connected_to_the_first() -> None:
     import os
 
     name = f"\0hpctk-test-{os.getpid()}"
-    listener, nobody = starting._meet(name)
-    none, second = starting._meet(name)
+    listener, nobody = starting.meet(name)
+    none, second = starting.meet(name)
     assert (nobody, none) == (None, None)
     assert listener is not None
     assert second is not None
@@ -139,6 +139,6 @@ def test_the_second_rank_is_connected_to_the_first() -> None:
     for one in (listener, second, third):
         one.close()
 
-    again, _ = starting._meet(name)
+    again, _ = starting.meet(name)
     assert again is not None
     again.close()

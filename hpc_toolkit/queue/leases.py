@@ -166,9 +166,8 @@ class Liveness:
     def silence_of(self, worker: str) -> tuple[float, float]:
         """How long a worker was silent at the last look, and its interval between heartbeats."""
         seen = self._seen[worker]
-        return seen.silent_s(
-            seen.looked
-        ), 0.0 if seen.presence is None else seen.presence.interval_s
+        interval_s = 0.0 if seen.presence is None else seen.presence.interval_s
+        return seen.silent_s(seen.looked), interval_s
 
     def watches_for(self, worker: str) -> int:
         """Number of workers of its node that a worker watches for; 0 if it watches for none."""

@@ -34,7 +34,7 @@ _BEATS = 3.0
 _TOLD_WITHIN_S = 20.0
 """Seconds within which idle workers try to take over what all of them were told of."""
 _AGAIN_S = 5.0
-_STUCK_S = 5.0
+_STUCK_S = 10.0
 """Pause of this process itself after which silences are counted anew: its server may have failed,
 and nodes that find their server again do so one after the other."""
 

@@ -9,11 +9,14 @@ import pytest
 from hpc_toolkit.queue.control import (
     ControlReader,
     DeathNotice,
+    FreeUnit,
     Request,
     ask_to_drain,
+    give_free,
     give_notice,
 )
 from hpc_toolkit.rundir.layout import RunPaths
+from tests.countedcalls import CountedCalls
 
 NOTICE = DeathNotice(worker="n3-1-a", heartbeat=7, explained="node failure")
 
@@ -24,6 +27,32 @@ def test_a_notice_is_read_as_it_was_given_and_once(paths: RunPaths) -> None:
 
     assert reader.poll() == ([], [NOTICE])
     assert reader.poll() == ([], [])
+
+
+@pytest.mark.parametrize("explained", ["", "node failure", "end of its pool", "out of memory"])
+def test_a_free_unit_is_read_from_its_name_alone(paths: RunPaths, explained: str) -> None:
+    owner = DeathNotice(worker="n3-1-a.0002", heartbeat=7, explained=explained, evidence="lock")
+    free = FreeUnit("my_stage-2", "000001-24", 3, owner)
+    reader = ControlReader(paths)
+    for by in "ab":
+        give_free(paths, free, by)
+
+    with CountedCalls() as counted:
+        reader.poll()
+
+    assert reader.free == [free]
+    assert counted.opened() == []
+    reader.poll()
+    assert reader.free == []
+
+
+@pytest.mark.parametrize("name", ["free,a", "free,a,b,c,d,e,f,g", "free,a,b,1,w,2,lease,x,y"])
+def test_a_name_of_another_form_is_passed_over(paths: RunPaths, name: str) -> None:
+    (paths.control / name).touch()
+    reader = ControlReader(paths)
+
+    assert reader.poll() == ([], [])
+    assert reader.free == []
 
 
 def test_i5_a_notice_of_a_death_asks_nobody_to_leave(paths: RunPaths) -> None:

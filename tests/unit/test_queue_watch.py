@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from hpc_toolkit.queue.control import DeathNotice
+from hpc_toolkit.queue.assignment import Picker
+from hpc_toolkit.queue.control import ControlReader, DeathNotice, FreeUnit, give_free
 from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED
 from hpc_toolkit.queue.watch import Watch
 from tests.countedcalls import CountedCalls
@@ -16,6 +20,7 @@ LEASE_S = 120.0
 LOOK_S = 20.0
 """Seconds between two looks; a heartbeat comes every 10 s, or every 15 s if another one watches."""
 EACH = 3
+NOTHING = ("", None)
 
 
 class Crowd:
@@ -201,3 +206,118 @@ def test_the_living_are_estimated_from_the_nodes_that_were_looked_at(toy: ToyRun
         crowd.step()
 
     assert (watch.nodes, watch.living) == (9, 27)
+
+
+class Taker:
+    """A living worker on a node of its own, on a shared filesystem."""
+
+    def __init__(self, toy: ToyRun, clock: ManualClock, name: str) -> None:
+        host = name.partition("-")[0]
+        self.toy, self.clock = toy, clock
+        self.worker = toy.worker(name, host=host, node=1)
+        liveness = Liveness(toy.paths, clock, host=host, boot="b", lease_s=LEASE_S)
+        self.picker = Picker(toy.view(), liveness, clock, name, shared=True)
+        self.control = ControlReader(toy.paths)
+        self.pacing = Pacing(clock, local=False, workers=4096, lease_s=LEASE_S, seed=name)
+        self.picker.fresh(NOTHING)
+
+    def take(self) -> tuple[str, int] | None:
+        found = self.picker.next(NOTHING, self.pacing)
+        return None if found is None else (found.unit.name, found.generation)
+
+    def hear(self) -> None:
+        self.control.poll()
+        self.picker.left.hear_of(self.control.free, 4096)
+
+
+@pytest.fixture
+def lost(fast_dir: Path) -> tuple[ToyRun, ManualClock, ToyWorker, ToyWorker]:
+    """A run of two units, of which two workers claimed one each; one has died since."""
+    toy, clock = ToyRun(fast_dir / "r", 2, unit=1), ManualClock()
+    living = toy.worker("n9-1-0", host="n9", node=1)
+    assert living.claim(toy.unit_name(1))
+    dead = toy.worker("n1-1-0", host="n1", node=1)
+    assert dead.claim(toy.unit_name(0))
+    dead.presence.update(claim=f"items/{toy.unit_name(0)}.1")
+    return toy, clock, dead, living
+
+
+def looked(taker: Taker, *living: ToyWorker) -> list[FreeUnit]:
+    """What a worker finds while all but one node beat."""
+    found: list[FreeUnit] = []
+    for _ in range(6):
+        for one in (taker.worker, *living):
+            one.presence.update()
+        for _ in range(int(LOOK_S)):
+            taker.clock.advance(1.0)
+            taker.picker.watch.moves()
+        found += taker.picker.notice_deaths(8)
+    return found
+
+
+def test_i3_a_unit_without_a_line_is_found_by_the_last_heartbeat_of_its_owner(
+    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
+) -> None:
+    toy, clock, dead, living = lost
+    taker = Taker(toy, clock, "n2-1-0")
+
+    (found,) = looked(taker, living)
+
+    assert (found.unit, found.generation) == (toy.unit_name(0), 1)
+    assert (found.owner.worker, found.owner.evidence) == (dead.name, "lease")
+    with CountedCalls() as counted:
+        assert taker.take() == (toy.unit_name(0), 2)
+    assert set(counted.opened()) <= {f"{dead.name}.json", f"{dead.name}.jsonl", "head"}
+
+
+def test_i3_a_worker_of_another_node_takes_over_what_a_busy_one_found(
+    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
+) -> None:
+    toy, clock, _, living = lost
+    finder = Taker(toy, clock, "n2-1-0")
+    idle = Taker(toy, clock, "n3-1-0")
+    for free in looked(finder, idle.worker, living):
+        give_free(toy.paths, free, finder.worker.name)
+    idle.hear()
+    clock.advance(20.0)
+
+    assert idle.take() == (toy.unit_name(0), 2)
+    assert finder.take() is None
+
+
+def test_i5_a_heartbeat_refutes_what_another_worker_found(
+    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
+) -> None:
+    toy, clock, dead, living = lost
+    finder = Taker(toy, clock, "n2-1-0")
+    idle = Taker(toy, clock, "n3-1-0")
+    for free in looked(finder, idle.worker, living):
+        give_free(toy.paths, free, finder.worker.name)
+    idle.hear()
+    clock.advance(20.0)
+
+    dead.presence.update()
+
+    assert idle.take() is None
+    assert finder.take() is None
+
+
+def test_of_many_idle_workers_not_all_try_at_once(
+    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
+) -> None:
+    toy, clock, _, living = lost
+    finder = Taker(toy, clock, "n2-1-0")
+    for free in looked(finder, living):
+        give_free(toy.paths, free, finder.worker.name)
+    idle = [Taker(toy, clock, f"n{number}-1-0") for number in range(10, 30)]
+    for one in idle:
+        one.hear()
+
+    due = []
+    for _ in range(20):
+        due.append(sum(one.picker.left.due for one in idle))
+        clock.advance(1.0)
+
+    assert finder.picker.left.due
+    assert due[0] < 8
+    assert due[-1] == 20

@@ -25,7 +25,7 @@ from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.installation import open_streams
 from hpc_toolkit.system.processes import readable
-from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.system.ranks import RankInfo, of_slurm
 from hpc_toolkit.system.record import Record, fresh
 from hpc_toolkit.worker.code import executed
 from hpc_toolkit.worker.hiccups import Continuity
@@ -322,7 +322,7 @@ class Worker:
         for request in requests:
             if not request.workers.isdisjoint(self._kept.names):
                 self._drain.request(f"asked to drain by {request.name}", self._options.grace_s)
-        if self._node.observes:
+        if self._node.observes and of_slurm(self._member.presence.job):
             own, silent = self._member.presence, self._liveness.silent(missed=MISSED)
             self._slurm.ask(silent, own, self._control.asked[own.cluster])
         self._picker.help_first |= self._host_watch.take(self._control.health)

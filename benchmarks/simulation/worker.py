@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.state import is_killer
@@ -17,7 +17,7 @@ from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.queue.wants import STAGES
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line
-from hpc_toolkit.worker.membership import _CLAIM_S, _UPDATE_S
+from hpc_toolkit.worker.membership import _CLAIM_S, _UPDATE_S, beat_s
 from hpc_toolkit.worker.node import Node, watch_if_due
 from hpc_toolkit.worker.unitlines import UnitLines
 from simulation.sharing import SharedFresh, share
@@ -166,7 +166,7 @@ class SimulatedWorker:
             seed=name,
             watchers=site.scenario.hosts if self._node.observes else workers,
         )
-        self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
+        self._beat_s = beat_s(workers, 1, lease_s)
         self._claim = ""
         presence = Presence(
             worker=name,
@@ -257,10 +257,10 @@ class SimulatedWorker:
         now = self._clock.now
         shown, claim = self._presence.presence, self._claim
         changed = now >= self._update_at and (self._done, claim) != (shown.done, shown.claim)
-        self._beat_s = min(heartbeat_interval_s(self._pacing.watchers), DEFAULT_LEASE_S / 4)
+        node = 1 + len(self._node.mates) if self._node.observes else 0
+        self._beat_s = beat_s(self._pacing.watchers, node, DEFAULT_LEASE_S)
         due = now - self._beat_at >= self._beat_s
         due |= claim != shown.claim and now - self._beat_at >= _CLAIM_S
-        node = 1 + len(self._node.mates) if self._node.observes else 0
         due |= bool(node) != bool(shown.node)
         if changed or due:
             self._beat_at, self._update_at = now if due else self._beat_at, now + _UPDATE_S

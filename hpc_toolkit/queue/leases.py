@@ -163,6 +163,9 @@ class Liveness:
             return math.inf
         return self._lease_of(seen.presence) - seen.silent_s(self.clock.monotonic())
 
+    def has_seen(self, worker: str) -> bool:
+        return worker in self._seen
+
     def silence_of(self, worker: str) -> tuple[float, float]:
         """How long a worker was silent at the last look, and its interval between heartbeats."""
         seen = self._seen[worker]

@@ -167,6 +167,7 @@ class Watch:
     def _hears(self, host: str, left: list[str], looked: dict[str, Verdict]) -> bool:
         """Look at the workers of a node until one shows that the node lives."""
         known = self._contacts.get(host)
+        new = not any(map(self.liveness.has_seen, left))
         for name in sorted(left, key=lambda one: (one != known, _age(one))):
             looked[name] = verdict = self.liveness.verdict(name)
             silent_s, interval_s = self.liveness.silence_of(name)
@@ -175,12 +176,9 @@ class Watch:
                 self._contacts[host] = name
                 self._gone.difference_update(self._hosts[host])  # the node was suspended, not lost
                 return True
-        # Its first worker may not have become its observer yet.
-        return known is None and any(
-            looked[name].alive and silent_s <= interval_s
-            for name in left
-            for silent_s, interval_s in [self.liveness.silence_of(name)]
-        )
+            if beats and new:  # it may become the observer in a moment
+                return True
+        return False
 
     def _judge(self, host: str, looked: dict[str, Verdict], *, others: bool) -> None:
         """Declare the workers of a silent node dead, if they were silent for long enough.

@@ -37,6 +37,11 @@ def new_name(prefix: str = "") -> str:
     return f"{host}-{os.getpid()}-{os.urandom(3).hex()}"
 
 
+def beat_s(workers: int, node: int, lease_s: float) -> float:
+    """Seconds between heartbeats; twice as long for a worker that does not beat for its node."""
+    return min(heartbeat_interval_s(workers if node else 2 * workers), lease_s / 4)
+
+
 class Counts(NamedTuple):
     """What a worker has done since its start."""
 
@@ -133,9 +138,10 @@ class Membership:
             self.workers = len(files.list_names(paths.workers)) // 2
         self.local = files.is_local(paths.root)
         """Whether the run is on a filesystem of this kernel alone."""
-        beat_s = min(heartbeat_interval_s(self.workers), lease_s / 4)
         self._clock, self._lease_s = clock, lease_s
-        here = Presence.here(self.name, rank, interval_s=beat_s, at=clock.wall(), pool=pool)
+        here = Presence.here(
+            self.name, rank, interval_s=beat_s(self.workers, 1, lease_s), at=clock.wall(), pool=pool
+        )
         if has:
             here = replace(here, place={**here.place, "has": has})
         self._file = PresenceFile(
@@ -174,7 +180,7 @@ class Membership:
         0 if another one does; ``workers``: those that beat as often as this one.
         """
         now, shown = self._clock.monotonic(), self.presence
-        interval_s = min(heartbeat_interval_s(workers), self._lease_s / 4)
+        interval_s = beat_s(workers, node, self._lease_s)
         due = now - self._beat_at >= interval_s
         # Others must know the unit, and that this worker beats for its node.
         due |= claim != shown.claim and now - self._beat_at >= _CLAIM_S

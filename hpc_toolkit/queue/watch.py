@@ -29,6 +29,7 @@ _MOST_MATES = 64
 """Workers of the own node at which one look looks, because they do not answer."""
 _PART_OF_LEASE = 0.5
 """A node is dead after this part of a lease, if all of its workers are silent and others beat."""
+_SEVERAL = 2
 _BEATS = 3.0
 """Heartbeats of a node that all of its workers must miss."""
 _TOLD_WITHIN_S = 20.0
@@ -184,10 +185,12 @@ class Watch:
         """Declare the workers of a silent node dead, if they were silent for long enough.
 
         A node that lives always has a worker that beats often. ``others``: whether another node
-        beats; if none does, the file server may be at fault, and only a full lease decides.
+        beats; if none does, the file server may be at fault, and only a full lease decides. So it
+        does for a single worker, which may wait for the server alone, as after the loss of a host
+        that had the same file open.
         """
         living = [name for name in self._left(host) if name in looked and looked[name].alive]
-        if not others or not living:
+        if not others or len(living) < _SEVERAL:
             return
         silences = [self.liveness.silence_of(name) for name in living]
         longest_s, interval_s = max(silences)

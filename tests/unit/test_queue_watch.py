@@ -26,7 +26,7 @@ NOTHING = ("", None)
 class Crowd:
     """Nodes with three workers each, of which all but the dead ones beat, and one looks."""
 
-    def __init__(self, toy: ToyRun, count: int, *, at_most: int = 1) -> None:
+    def __init__(self, toy: ToyRun, count: int, *, at_most: int = 1, each: int = EACH) -> None:
         self.clock = ManualClock()
         self.at_most = at_most
         self.workers: dict[str, ToyWorker] = {}
@@ -35,7 +35,7 @@ class Crowd:
         """Names of workers."""
         self.frozen: set[str] = set()
         for number in range(count):
-            for local in range(EACH):
+            for local in range(each):
                 host = f"n{number:05d}"
                 name = f"{host}-{10 + local}-0"
                 self.workers[name] = toy.worker(name, host=host)
@@ -125,6 +125,19 @@ def test_if_all_are_silent_only_a_full_lease_decides(toy: ToyRun) -> None:
     for _ in range(2):
         assert crowd.step() == []
     crowd.dead.update(crowd.node(1))
+
+    seen = [crowd.step() for _ in range(10)]
+
+    assert seen[:5] == [[]] * 5
+    assert {one for died in seen for one in died} == crowd.dead
+
+
+def test_of_a_node_with_one_worker_only_a_full_lease_decides(toy: ToyRun) -> None:
+    """It alone may wait for a file that another, lost, node had open."""
+    crowd = Crowd(toy, 6, each=1)
+    for _ in range(2):
+        assert crowd.step() == []
+    crowd.dead.update(crowd.node(3))
 
     seen = [crowd.step() for _ in range(10)]
 
@@ -245,7 +258,7 @@ def lost(fast_dir: Path) -> tuple[ToyRun, ManualClock, ToyWorker, ToyWorker]:
 def looked(taker: Taker, *living: ToyWorker) -> list[FreeUnit]:
     """What a worker finds while all but one node beat."""
     found: list[FreeUnit] = []
-    for _ in range(6):
+    for _ in range(8):
         for one in (taker.worker, *living):
             one.presence.update()
         for _ in range(int(LOOK_S)):

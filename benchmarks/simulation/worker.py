@@ -257,7 +257,7 @@ class SimulatedWorker:
         now = self._clock.now
         shown, claim = self._presence.presence, self._claim
         changed = now >= self._update_at and (self._done, claim) != (shown.done, shown.claim)
-        node = 1 + len(self._node.mates) if self._node.observes else 0
+        node = self._node.watches_for
         self._beat_s = beat_s(self._pacing.watchers, node, DEFAULT_LEASE_S)
         due = now - self._beat_at >= self._beat_s
         due |= claim != shown.claim and now - self._beat_at >= _CLAIM_S

@@ -90,6 +90,11 @@ class Node:
         now = self._clock.monotonic()
         return {name for name, at in self._heard.values() if now - at < _SILENT_S}
 
+    @property
+    def watches_for(self) -> int:
+        """As in :class:`hpc_toolkit.queue.presence.Presence`."""
+        return 1 + len(self.mates) if self.observes else 0
+
     def of_the_step(self, workers: int) -> int:
         """Number of workers that watch as this one does, as far as is known at the start."""
         nodes = len(task_counts(os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")))

@@ -324,13 +324,8 @@ class Worker:
             self._drain.request(self._pause.reason, math.inf)
         if self._host_watch.reason:
             self._drain.request(self._host_watch.reason, 0.0)
-        self._member.beat_if_due(
-            counts,
-            self._drain,
-            claim=self._claim,
-            node=1 + len(self._node.mates) if self._node.observes else 0,
-            workers=self._pacing.watchers,
-        )
+        who = {"node": self._node.watches_for, "workers": self._pacing.watchers}
+        self._member.beat_if_due(counts, self._drain, claim=self._claim, **who)
         self._member.trim_log()
         requests = watch_if_due(self._node, self._picker, self._pacing, self._control)
         if requests is None:

@@ -90,7 +90,8 @@ def test_a_worker_whose_observer_is_frozen_watches_itself(start: Start, clock: M
     second.tick()
     clock.advance(21.0)
     second.tick()
-    assert second.observes
+    alone = second.observes
+    assert alone
     assert first.mates == set()  # it may be frozen as well
 
     first.tick()

@@ -198,7 +198,7 @@ MUTANTS = (
         "Slurm's word is not heard",
         "queue/leases.py",
         "        if notice is not None and notice.final:\n            return",
-        "        if notice is None:\n            return",
+        "        if notice is not None and not notice.final:\n            return",
         ("test_queue_leases.py",),
     ),
     Mutant(

@@ -34,6 +34,8 @@ class Crowd:
         self.dead: set[str] = set()
         """Names of workers."""
         self.frozen: set[str] = set()
+        self.unaware: set[str] = set()
+        """Those that do not know yet that they must beat for their node."""
         for number in range(count):
             for local in range(each):
                 host = f"n{number:05d}"
@@ -60,7 +62,7 @@ class Crowd:
         return {name.partition("-")[0]: name for name in reversed(self.living())}
 
     def beat(self, name: str) -> None:
-        observes = name in self.observers().values()
+        observes = name in self.observers().values() and name not in self.unaware
         node, interval_s = (EACH, 10.0) if observes else (0, 15.0)
         self.workers[name].presence.update(node=node, interval_s=interval_s)
 
@@ -117,6 +119,19 @@ def test_a_node_lives_while_one_of_its_workers_does(toy: ToyRun) -> None:
     assert set(seen) <= {first}
     crowd.dead.update((first, second))
     assert {died for _ in range(8) for died in crowd.step()} <= {first, second}
+
+
+def test_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> None:
+    crowd = Crowd(toy, 6)
+    for _ in range(2):
+        assert crowd.step() == []
+    first, *others = crowd.node(3)
+    crowd.frozen.add(first)
+    crowd.unaware.update(others)
+
+    seen = [died for _ in range(10) for died in crowd.step()]
+
+    assert set(seen) == {first}
 
 
 def test_if_all_are_silent_only_a_full_lease_decides(toy: ToyRun) -> None:

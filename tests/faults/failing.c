@@ -1,6 +1,6 @@
 /* Fails a share of the filesystem calls below a directory: before they have an effect, or after it,
-   or in the middle of their data. To be preloaded; FAILING_RATE is the share, and FAILING_ROOT a
-   part of the paths. Python and its libraries call these functions, whatever their language. */
+   or in the middle of their data. To be preloaded; FAILING_RATE is the share, FAILING_ROOT a part
+   of the paths, and FAILING_ERROR the only error, if it is given. Python and its libraries call these functions, whatever their language. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,7 +26,8 @@ static int hits(void) {
     seed = now.tv_nsec ^ seeded * 2654435761u;
   }
   if (!rate || rand_r(&seed) / (double)RAND_MAX >= atof(rate)) return 0;
-  errno = errors[rand_r(&seed) % (sizeof errors / sizeof *errors)];
+  const char *error = getenv("FAILING_ERROR");
+  errno = error ? atoi(error) : errors[rand_r(&seed) % (sizeof errors / sizeof *errors)];
   return 1 + rand_r(&seed) % 2; /* 1: before, 2: after or in part */
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.run import Run
+from tests.toyrun import ToyRun
 
 HERE = Path(__file__).parent
 WORKLOAD = """
@@ -46,6 +48,10 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def failures(library: Path, root: Path, rate: float) -> dict[str, str]:
+    return {"LD_PRELOAD": str(library), "FAILING_RATE": str(rate), "FAILING_ROOT": str(root)}
+
+
 @pytest.mark.parametrize(
     ("rate", "items"),
     [
@@ -66,8 +72,7 @@ def test_each_item_counts_once_while_calls_fail(
     init = [*hpctk, "init", str(root), "--workload", "twice:Twice", "--items", str(listed)]
     subprocess.run(init, check=True, cwd=tmp_path, env=env)
 
-    broken = {**env, "LD_PRELOAD": str(failing), "FAILING_RATE": str(rate)}
-    broken["FAILING_ROOT"] = str(root)
+    broken = {**env, **failures(failing, root, rate)}
     work = [*hpctk, "work", str(root), "--workers", "3", "--lease", "5s"]
     starts = 0
     while not Run.open(root).status().complete:
@@ -85,3 +90,28 @@ def test_each_item_counts_once_while_calls_fail(
     print(f"{rate:.1%}: {starts} starts, {loads} loads, {again} items run again")
     assert loads <= 3 * starts, "an error of the filesystem cost a loaded model"
     assert sum(row["attempts"] - 1 for row in rows) <= again
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
+def test_a_reading_command_gives_the_whole_answer_or_none(
+    failing: Path, toy: ToyRun, tmp_path: Path, error: int
+) -> None:
+    worker = toy.worker("a")
+    worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+    worker.finish()
+    root, out = toy.paths.root, tmp_path / "rows.jsonl"
+    hpctk = [sys.executable, "-m", "hpc_toolkit"]
+    env = {**os.environ, **failures(failing, root, 0.1), "FAILING_ERROR": str(error)}
+    gather = [*hpctk, "gather", str(root), "-o", str(out)]
+    subprocess.run(gather, check=True)
+    whole, codes = out.read_bytes(), Counter[int]()
+    for _ in range(8):
+        out.unlink(missing_ok=True)
+        for argv in (gather, [*hpctk, "status", str(root), "--json"]):
+            ended = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+            assert ended.returncode in (0, 75), ended.stderr
+            codes[ended.returncode] += 1
+            if not ended.returncode and argv is not gather:
+                assert json.loads(ended.stdout)["stages"]["items"]["done"] == 4
+        assert not out.exists() or out.read_bytes() == whole
+    print(codes)

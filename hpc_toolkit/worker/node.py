@@ -74,7 +74,7 @@ class Node:
         self._heard: dict[int, tuple[str, float]] = {}
         """The name of the worker at each socket, and when it wrote last."""
         self._says_at = self._told_at = 0.0
-        self._new = True
+        self._new, self._alone = True, False
         self.workers = 0
         """Workers of the run that live, as the observer says; 0: unknown."""
         self._join(tries=100)
@@ -140,7 +140,8 @@ class Node:
                     return True
                 news |= said.startswith(_NEWS)
                 self.workers, self._told_at = int(said[1:]), self._clock.monotonic()
-        return news
+        alone, self._alone = self._alone, self.observes
+        return news or self._alone > alone
 
     def _serve(self, listener: socket.socket) -> bool:
         """Whether a worker of this node ended."""

@@ -89,9 +89,10 @@ def test_a_worker_whose_observer_is_frozen_watches_itself(start: Start, clock: M
     first.tick()
     second.tick()
     clock.advance(21.0)
-    second.tick()
+    assert second.tick()  # it looks at once
     alone = second.observes
     assert alone
+    assert not second.tick()
     assert first.mates == set()  # it may be frozen as well
 
     first.tick()

@@ -1,4 +1,4 @@
-"""``scaling run --slurm`` on a real Slurm: ranks of several nodes, measured by one job."""
+"""``scaling run --slurm`` on a real Slurm: ranks of one and of two nodes, measured by jobs."""
 
 from __future__ import annotations
 
@@ -14,32 +14,6 @@ if TYPE_CHECKING:
     from tests.slurm.reallab import LabUnderTest
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
-
-def test_a_world_size_of_two_nodes_is_measured_by_one_job(
-    lab: LabUnderTest, tmp_path: Path
-) -> None:
-    small = ("--model", "decoder-1x32", "--seq-length", "16", "--max-steps", "3", "--repeats", "1")
-    request = ("--cluster", "lab", "--mem", "1G", "--time", "5", "--cpus-per-task", "1")
-    words = ("scaling", "run", "-o", "s", "--slurm", "--world-sizes", "2", "--ranks-per-node", "1")
-
-    argv = (sys.executable, "-m", "hpc_toolkit", *words, *small, *request)
-    sent = lab.run(*argv, "--sbatch=hold", cwd=tmp_path)
-    (job,) = sent.stdout.split()
-    again = lab.run(*argv, cwd=tmp_path, check=False)
-    lab.scontrol("release", job)
-    record = lab.wait_for(job, "COMPLETED")
-
-    assert again.returncode == 1
-    assert f"it has jobs in the queue: {job} (PENDING, world size 2)" in again.stderr
-    (script,) = (tmp_path / "s" / "jobs").glob("*.sbatch")
-    assert " render train-multi-node " in script.read_text()
-    line = (tmp_path / "s" / "records" / "world-2.jsonl").read_text()
-    found = json.loads(line)
-    assert (found["world_size"], found["nodes"]) == (2, 2), lab.output(record)
-    assert (found["machine"]["cluster"], found["machine"]["job"]) == ("lab", job)
-    assert found["communication"]["all_reduce_s"] > 0
-
 
 TRAIN = """
 import sys, time
@@ -58,22 +32,25 @@ with process_group() as info:
 """
 
 
-@pytest.mark.soak  # test_scaling_own.py measures one, and the test above by a job
-def test_an_own_training_is_measured_by_jobs_and_compared(
-    lab: LabUnderTest, tmp_path: Path
-) -> None:
+def test_a_training_is_measured_by_jobs_and_compared(lab: LabUnderTest, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     request = ("--cluster", "lab", "--mem", "1G", "--time", "5", "--cpus-per-task", "1")
     words = ("run", "-o", "s", "--slurm", "--world-sizes", "1,2", "--ranks-per-node", "1")
     own = ("--repeats", "1", "--", "train.py", "0.04")
 
     argv = (sys.executable, "-m", "hpc_toolkit", "scaling")
-    jobs = lab.run(*argv, *words, *request, *own, cwd=tmp_path).stdout.split()
+    jobs = lab.run(*argv, *words, *request, "--sbatch=hold", *own, cwd=tmp_path).stdout.split()
+    twice = lab.run(*argv, *words, *request, *own, cwd=tmp_path, check=False)
+    for job in jobs:
+        lab.scontrol("release", job)
     ended = [lab.wait_for(job, "COMPLETED") for job in jobs]
     page = lab.run(*argv, "analyze", "s", cwd=tmp_path).stdout
     again = lab.run(*argv, *words, "--resume", *request, *own, cwd=tmp_path)
 
+    assert twice.returncode == 1
+    assert f"it has jobs in the queue: {jobs[0]} (PENDING, world size 1)" in twice.stderr
     assert len(ended) == 2
+    assert "render train-multi-node" in next((tmp_path / "s/jobs").glob("*.sbatch")).read_text()
     found = [
         json.loads(line)
         for path in (tmp_path / "s/records").iterdir()

@@ -47,7 +47,7 @@ ROOMS = [
 # Packages that are not everywhere, or are slow to import: who may use them.
 FENCES: dict[str, set[str]] = {
     "torch": {"doctor", "rundir.valuefiles", "rundir.values", "science", "training"},
-    "transformers": {"science.workloads", "training.scaling"},
+    "transformers": {"science.workloads"},
     "psutil": {"training.monitor"},
     "pynvml": {"training.monitor"},
     "ray": {"engines.raydriver"},
@@ -61,7 +61,7 @@ FENCES: dict[str, set[str]] = {
     "scipy": {"bandit", "science.workloads"},
     "numpy": {
         *("bandit", "campaign.evaluations", "notebook.workers", "planning", "results", "science"),
-        *("rundir.valuefiles", "rundir.values", "training.scaling"),
+        *("rundir.valuefiles", "rundir.values"),
     },
     "pyarrow": {"queue.listfiles", "results.tables"},
     "cloudpickle": {"rundir.pickles"},

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.training.scaling.launches import job_request
 from tests.scripttext import batch_program
 from tests.unit import jobcommands
 from tests.unit.test_scaling_records import record
@@ -48,15 +49,12 @@ def test_the_exit_code_says_whether_an_efficiency_is_below(
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (("run", "-o", "d", "--world-sizes", "1,3"), "8 samples do not divide among 3"),
-        (("run", "-o", "d", "--vary", "loader=1"), "'loader' cannot vary"),
-        (("run", "-o", "d", "--time", "10"), "--time is for jobs"),
-        (("run", "-o", "d", "--model", "decoder-1x3"), "'decoder-1x3' is not a decoder"),
-        (("run", "-o", "d", "--force"), "--force is for jobs"),
-        (("run", "-o", "d", "--cluster", "nowhere"), "nowhere"),
-        (("run", "-o", "TABLE/d"), "/d: cannot be written to: Not a directory"),
+        (("run", "-o", "d", "--time", "10", "x.py"), "--time is for jobs"),
+        (("run", "-o", "d", "--force", "x.py"), "--force is for jobs"),
+        (("run", "-o", "d", "--cluster", "nowhere", "x.py"), "nowhere"),
+        (("run", "-o", "TABLE/d", "x.py"), "/d: cannot be written to: Not a directory"),
         (
-            ("run", "-o", "d", "--slurm", "--price-per-gpu-hour", "3"),
+            ("run", "-o", "d", "--slurm", "--price-per-gpu-hour", "3", "x.py"),
             "--price-per-gpu-hour is for a table, which jobs have",
         ),
     ],
@@ -91,7 +89,7 @@ def test_a_value_that_an_option_cannot_have_is_a_usage_error(
     assert f"Invalid value for '{words[-2]}': '{words[-1]}' is not {wanted}" in found.output
 
 
-def test_an_own_training_is_a_job_for_each_world_size_and_repeat(
+def test_a_training_is_a_job_for_each_world_size_and_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -103,7 +101,6 @@ def test_an_own_training_is_a_job_for_each_world_size_and_repeat(
     own = ("--env", "A=b", "--dry-run", "--", "train.py", "--lr", "1")
 
     found = scaling("run", "-o", "d", "--resume", "--slurm", *words, *own)
-    refused = scaling("run", "-o", "d", "--slurm", *words, "--model", "decoder-1x32", *own)
 
     assert found.exit_code == 0, found.exception
     lines = found.stdout.splitlines()
@@ -119,4 +116,20 @@ def test_an_own_training_is_a_job_for_each_world_size_and_repeat(
         ("A", "b"),
     ):
         assert f"export {name}={value}\n" in scripts[1]
-    assert "--model is for the built-in training" in str(refused.exception)
+
+
+def test_a_job_launches_the_ranks_of_its_nodes() -> None:
+    directory = Path("/shared/s")
+    with pytest.raises(ConfigError, match="6 ranks do not fill nodes of 4"):
+        job_request(directory, 6, 4, gpus="", launch=None)
+    for size, template, ranks, gpus in (
+        (1, "train-multi-gpu", 1, "l40s:1"),
+        (4, "train-multi-gpu", 4, "l40s:4"),
+        (8, "train-multi-node", 4, "l40s:4"),
+    ):
+        found, values = job_request(directory, size, 4, gpus="l40s:4", launch=None)
+        assert (found, values["nodes"]) == (template, max(1, size // 4))
+        assert (values["nproc_per_node"], values["gpus_per_node"]) == (ranks, gpus)
+    for gpus in ("", "0"):
+        found, _ = job_request(directory, 2, 2, gpus=gpus, launch="task-per-gpu")
+        assert found == "train-multi-node"

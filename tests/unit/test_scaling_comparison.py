@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.training.scaling.comparison import (
-    compare,
-    judge,
-)
-from hpc_toolkit.training.scaling.series import Point, Series
+from hpc_toolkit.training.scaling.comparison import Point, Series, compare, judge
 
 SIZES = (1, 2, 4, 8)
 
@@ -100,22 +96,3 @@ def test_the_advice_is_a_world_size_all_of_whose_smaller_ones_are_good_enough(
     assert verdict.world_size == max(enough)
     assert verdict.below == tuple(n for n in SIZES if n not in enough)
     assert (verdict.word == "poor") == bool(verdict.below)
-
-
-@pytest.mark.parametrize(("low", "noise"), [(0.0, True), (0.2, False), (None, False)])
-def test_a_share_that_may_be_none_is_to_be_measured_again(low: float | None, noise: bool) -> None:
-    details = {"exposed_s": 0.4, "all_reduce_s": 0.1, "step_median_s": 1.0}
-    if low is not None:
-        details |= {"communication_low": low, "communication_high": 0.6}
-    shares = {"communication": 0.4, "loading": 0.09}
-    points = (
-        Point(world_size=1, rates=(1.0,)),
-        Point(world_size=2, rates=(1.5,), details=details, shares=shares),
-    )
-
-    found = reasons(Series(name="s", points=points))
-
-    assert "exchanging gradients takes 40%" in found
-    assert "waiting for data" not in found
-    assert ("it may be noise: more --max-steps or --repeats tell" in found) == noise
-    assert ("exchanges less often" not in found) == noise

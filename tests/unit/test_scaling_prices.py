@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.training.scaling.comparison import Comparison, compare
+from hpc_toolkit.training.scaling.comparison import Comparison, compare, priced
 from hpc_toolkit.training.scaling.records import series_of
-from hpc_toolkit.training.scaling.series import priced
 from tests.unit.test_scaling_records import record
 
 if TYPE_CHECKING:

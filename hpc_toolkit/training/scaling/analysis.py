@@ -12,14 +12,17 @@ from hpc_toolkit.system.quantities import format_duration, format_size
 from hpc_toolkit.training.scaling.comparison import (
     FAIR,
     POSSIBLE,
+    THOUSAND,
     Comparison,
     Row,
+    Series,
     Verdict,
     compare,
     judge,
+    money,
+    priced,
 )
 from hpc_toolkit.training.scaling.records import parameters_text, read_source
-from hpc_toolkit.training.scaling.series import THOUSAND, Series, money, priced
 
 Column = tuple[str, str, "Callable[[Any], str]"]
 """A heading, the key of :func:`_values` and a format."""
@@ -119,33 +122,15 @@ _percent = "{:.1%}".format
 _STEP: list[Column] = [
     ("step, median", "step_median_s", _milliseconds),
     ("p90", "step_p90_s", _milliseconds),
-    ("loading", "loading", _percent),
-    ("communication", "communication", _percent),
-    ("its spread", "communication_range", _range),
-    ("exchange in a step", "exposed_s", _milliseconds),
-    ("all-reduce apart", "all_reduce_s", _milliseconds),
-    ("bytes / bandwidth", "expected_s", _milliseconds),
-    ("gradients", "gradient_bytes", _size),
-    ("bus bandwidth", "bus_bytes_per_s", lambda rate: f"{rate / 1e9:.3g} GB/s"),
+    ("memory of rank 0", "rss_bytes", _size),
 ]
-"""How the time of a step is divided."""
-_MEMORY: list[Column] = [
-    ("memory of a rank", "rss_bytes", _size),
-    ("GPU memory", "cuda_bytes", _size),
-]
-"""The ranks' memory."""
 
 
 def _values(row: Row) -> dict[str, Any]:
     """Return the values of a row by the keys of columns; unknown ones are missing or None."""
-    found = {**row.shares, **_row_data(row), "seconds": 3600 * row.hours}
-    if "exposed_s" not in row.details:
-        found.pop("communication", None)
+    found = {**_row_data(row), "seconds": 3600 * row.hours}
     if row.repeats > 1:
         found["efficiency_range"] = (row.low, row.high)
-    low, high = (row.details.get(f"communication_{end}") for end in ("low", "high"))
-    if low is not None and high is not None:
-        found["communication_range"] = (max(low, 0.0), max(high, 0.0))
     return found
 
 
@@ -184,7 +169,7 @@ def _section(comparison: Comparison, verdict: Verdict) -> Iterator[str]:
     trained = filter(None, dict.fromkeys(parameters_text(row.details) for row in comparison.rows))
     yield "\n".join(f"- {reason}" for reason in (*trained, *verdict.reasons, *series.notes))
     rows = [_values(row) for row in comparison.rows]
-    tables = (_table(rows, columns) for columns in (results_columns(series), _STEP, _MEMORY))
+    tables = (_table(rows, columns) for columns in (results_columns(series), _STEP))
     yield from filter(None, tables)
 
 
@@ -240,6 +225,6 @@ def _data(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
 
 
 def _row_data(row: Row) -> dict[str, Any]:
-    names = [name for name in row.__slots__ if name not in ("shares", "details", "rate")]
+    names = [name for name in row.__slots__ if name not in ("details", "rate")]
     known = {name: getattr(row, name) for name in names}
-    return {**known, "rate_per_s": row.rate, "shares": dict(row.shares), **row.details}
+    return {**known, "rate_per_s": row.rate, **row.details}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from hpc_toolkit.submit.jobs import JobStates, read_jobs
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.training.scaling.recorder import CLUSTER, RECORDS, REPEAT
 from hpc_toolkit.training.scaling.records import DIRECTORY
-from hpc_toolkit.training.scaling.settings import Settings, Variation, cases
 
 
 def prepare(directory: Path) -> None:
@@ -38,69 +36,12 @@ def prepare(directory: Path) -> None:
         raise ConfigError(message, hint="name a directory that all nodes can write to") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingRun:
-    """The measurements to make: settings, world sizes and output directory."""
-
-    directory: Path
-    """Directory of the records, and of the ranks' logs."""
-    world_sizes: tuple[int, ...]
-    settings: Settings
-    variations: tuple[Variation, ...] = ()
-    cluster: str = ""
-    """The cluster whose jobs measure; "" for this machine."""
-
-    def check(self) -> None:
-        """Reject settings that a rank would reject, before any is started. Raises ConfigError."""
-        for case in cases(self.settings, self.variations):
-            for size in self.world_sizes:
-                case.settings.batch_per_rank(size, self.world_sizes)
-
-    def words(self) -> list[str]:
-        """Return the measured program's arguments, which are the same at every world size."""
-        varied = [word for one in self.variations for word in ("--vary", one.word)]
-        where = ["--cluster", self.cluster] if self.cluster else []
-        return [*self.settings.words(), *varied, *where, "-o", str(self.directory)]
-
-    def program(self) -> list[str]:
-        """Return the measured program as words of a launch."""
-        return ["-m", "hpc_toolkit.training.scaling.program", *self.words()]
-
-
 def hosts_of(world_size: int, per_host: int) -> int:
     """Return the number of hosts of the ranks. Raises ConfigError if the last one is not full."""
     if world_size > per_host and world_size % per_host:
         message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_host}"
         raise ConfigError(message, hint=f"use multiples of {per_host}, or set --ranks-per-node")
     return max(1, world_size // per_host)
-
-
-def launch_program(
-    program: Sequence[str], options: Mapping[str, Any], run_dir: Path, *, backend: str | None
-) -> int:
-    """Run a script or ``-m MODULE`` on this machine's ranks, with output to files.
-
-    ``options`` are those of `hpctk launch`. Return the exit code, 0 or 75.
-
-    Raises HpcToolkitError if a rank failed, or could not be started.
-    """
-    from hpc_toolkit.training.launch import launcher
-    from hpc_toolkit.training.launch.plan import Request
-
-    module = program[0] == "-m"
-    script, *arguments = program[1:] if module else program
-    outcome = launcher.launch(
-        Request(
-            script=script,
-            arguments=tuple(arguments),
-            options={"module": module, "redirects": "3", **options},
-            backend=backend,
-            run_dir=run_dir,
-        )
-    )
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.code
 
 
 def measure_own(
@@ -111,23 +52,52 @@ def measure_own(
     *,
     backend: str | None = None,
 ) -> None:
-    """Run a user's training on this machine's ranks; its `Recorder` adds a record to ``directory``.
+    """Run a training, a script or ``-m MODULE``, on this machine's ranks, with output to files.
 
-    Raises RunError: it ended with another code than 0; ConfigError: it has recorded nothing; and
-    what a launch raises.
+    Its `Recorder` adds a record to ``directory``. Raises RunError: it ended with another code than
+    0; ConfigError: it has recorded nothing; and what a launch raises.
     """
+    from hpc_toolkit.training.launch import launcher
+    from hpc_toolkit.training.launch.plan import Request
+
     path = directory / DIRECTORY / f"world-{world_size}.jsonl"
     before = path.stat().st_size if path.exists() else 0
     os.environ.update({RECORDS: str(path), REPEAT: str(repeat)})
-    code = launch_program(program, {"nproc_per_node": world_size}, directory, backend=backend)
+    module = program[0] == "-m"
+    script, *arguments = program[1:] if module else program
+    outcome = launcher.launch(
+        Request(
+            script=script,
+            arguments=tuple(arguments),
+            options={"module": module, "redirects": "3", "nproc_per_node": world_size},
+            backend=backend,
+            run_dir=directory,
+        )
+    )
+    if outcome.error is not None:
+        raise outcome.error
     name = shlex.join(program)
-    if code:
-        message = f"{name} ended with exit code {code} on {counted(world_size, 'rank')}"
+    if outcome.code:
+        message = f"{name} ended with exit code {outcome.code} on {counted(world_size, 'rank')}"
         raise RunError(message, hint=f"{directory}/logs has the output of the ranks")
     if not path.exists() or path.stat().st_size == before:
         message = f"{name} recorded no speed on {counted(world_size, 'rank')}"
         hint = "use hpc_toolkit.training.scaling.recorder.Recorder in its loop"
         raise ConfigError(message, hint=hint)
+
+
+def cluster_name(option: str | None) -> str:
+    """Return what records call the cluster of a job; "" for one of which nothing is known.
+
+    Raises ConfigError if the cluster cannot be loaded.
+    """
+    from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
+
+    site = resolve_cluster(option).cluster
+    if site.name == FALLBACK:
+        return ""
+    named = site.argument or site.name
+    return os.path.abspath(named) if "/" in named or named.endswith(".toml") else named
 
 
 class Job(NamedTuple):
@@ -136,31 +106,27 @@ class Job(NamedTuple):
     world_size: int
     name: str
     """End of the job's name, from which :func:`refuse_twice` reads the world size."""
-    command: tuple[str, ...]
-    """Script or ``-m MODULE``, with arguments."""
-    env: tuple[str, ...] = ()
+    env: tuple[str, ...]
     """``NAME=VALUE`` of each variable that the script needs."""
 
 
-def own_jobs(
-    directory: Path, program: Sequence[str], missing: Iterable[tuple[int, int]], *, cluster: str
-) -> list[Job]:
-    """Return one job for each world size and repeat of a user's training.
+def own_jobs(directory: Path, missing: Iterable[tuple[int, int]], *, cluster: str) -> list[Job]:
+    """Return one job for each world size and repeat. ``cluster`` is "" if it is unknown.
 
     Each job appends to a file of its own: jobs of one world size may end at the same time on
-    different nodes. ``cluster`` is "" if it is unknown.
+    different nodes.
     """
     found = []
     for size, repeat in missing:
         path = directory / DIRECTORY / f"world-{size}-repeat-{repeat}.jsonl"
         env = {RECORDS: str(path), REPEAT: str(repeat), CLUSTER: cluster}
         words = tuple(f"{name}={value}" for name, value in env.items() if value)
-        found.append(Job(size, f"repeat-{repeat}-{size}", tuple(program), words))
+        found.append(Job(size, f"repeat-{repeat}-{size}", words))
     return found
 
 
 def job_request(
-    directory: Path, job: Job, per_node: int, *, gpus: str, launch: str | None
+    directory: Path, world_size: int, per_node: int, *, gpus: str, launch: str | None
 ) -> tuple[str, dict[str, Any]]:
     """Return the template and the options of a job.
 
@@ -170,7 +136,6 @@ def job_request(
 
     Raises ConfigError if the last node would have fewer ranks than the others.
     """
-    world_size = job.world_size
     nodes = hosts_of(world_size, per_node)
     values: dict[str, Any] = {
         "nodes": nodes,
@@ -179,7 +144,6 @@ def job_request(
         "launch": launch,
         # A restarted rank would fail again, or measure a machine that was just disturbed.
         "rank_restarts": None if launch == "task-per-gpu" else 0,
-        "command": job.command,
     }
     kind, _, count = gpus.rpartition(":")
     if gpus:

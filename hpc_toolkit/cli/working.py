@@ -66,8 +66,8 @@ PANELS: Panels = {
     "Ray": (
         Option(
             "ray_address",
-            "Cluster. [default: auto: $RAY_ADDRESS, else local]",
-            "auto|local|HOST:PORT",
+            "Cluster. [default: auto: $RAY_ADDRESS]",
+            "auto|HOST:PORT",
         ),
     ),
 }

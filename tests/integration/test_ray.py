@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -29,6 +30,9 @@ def _alone() -> Iterator[None]:
         yield
 
 
+AUTHENTICATED = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
 @pytest.fixture
 def address() -> Iterator[str]:
     """A cluster of this machine, where paths of its sockets have at most 107 bytes."""
@@ -38,7 +42,7 @@ def address() -> Iterator[str]:
     words += ["--node-ip-address=127.0.0.1", f"--port={found.rpartition(':')[2]}"]
     ray = (sys.executable, "-m", "ray.scripts.scripts", "start", *words)
     with tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+        environ = {**os.environ, **AUTHENTICATED, "RAY_USAGE_STATS_ENABLED": "0"}
         with subprocess.Popen([*ray, f"--temp-dir={name}/r"], env=environ) as head:
             wait_until(lambda: accepts(found), "Ray to listen")
             yield found
@@ -66,7 +70,7 @@ def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
     script.chmod(0o755)
     run = Run.create("run", [{"n": number} for number in range(12)], command="./hold {n}")
     words = ("work", "run", "--engine", "ray", "--ray-address", address, "--workers", 2)
-    work = hpctk.start(*words)
+    work = hpctk.start(*words, env=AUTHENTICATED)
 
     def wait_for(count: int) -> None:
         """Every worker so far holds an item, and there were so many."""

@@ -165,34 +165,16 @@ def execute(
 def status(
     name: NameOption = "lab",
     directory: DirOption = None,
-    every: Annotated[bool, switch("--all", "List all labs that have a name.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the state of a lab or of all labs.
-
-    Exits with 1 if the lab is not up; with --all always with 0.
+    """Show the state of a lab. Exits with 1 if it is not up.
 
     Examples:
         hpctk lab status
-        hpctk lab status --all
     """
-    if every:
-        _list_labs(as_json=as_json)
-        return
     now = _lab(name, directory).status()
     show(now.to_json(), [_line(now)], as_json=as_json)
     sys.exit(0 if now.state == "up" else 1)
-
-
-def _list_labs(*, as_json: bool) -> None:
-    from hpc_toolkit.lab.lab import Lab
-    from hpc_toolkit.lab.settings import known_labs
-
-    found = {paths.root.name: Lab(paths).status() for paths in known_labs()}
-    width = max(map(len, found), default=0)
-    records = [{"name": name, **one.to_json()} for name, one in found.items()]
-    lines = [f"{name:<{width}}  {_line(one)}" for name, one in found.items()]
-    show(records, lines, as_json=as_json)
 
 
 def _line(now: LabStatus) -> str:

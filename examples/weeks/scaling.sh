@@ -26,8 +26,8 @@ hpctk scaling analyze runs/mine --price-per-gpu-hour 1.5 >scaling.md
 hpctk plan --items 60 --item-time 8h --cluster killarney --nodes 1,2,4,8 --within 7d --price-per-gpu-hour 2
 
 # Thursday. The same on a cluster, one job for each size; without a Slurm the week ends here.
-hpctk scaling run -o runs/cluster --world-sizes 1,2 --slurm --ranks-per-node 1 --repeats "$REPEATS" \
-    --dry-run -- mytrain.py
 sinfo >/dev/null 2>&1 || exit 0
-hpctk scaling run -o runs/cluster --world-sizes 1,2 --slurm --ranks-per-node 1 --repeats "$REPEATS" -- mytrain.py
-# When the jobs have ended (squeue --me): hpctk scaling analyze runs/cluster
+hpctk submit train-multi-node --nodes 1 --time 10 -- mytrain.py
+hpctk submit train-multi-node --nodes 2 --time 10 -- mytrain.py
+# When the jobs have ended (squeue --me).
+hpctk scaling analyze slurm/logs --price-per-gpu-hour 1.5

@@ -30,8 +30,6 @@ RECORDS = "HPCTK_SCALING_RECORDS"
 """Variable with the file to which a measurement is appended; without it, it is printed."""
 REPEAT = "HPCTK_SCALING_REPEAT"
 """Variable with the number of the measurement, from 0."""
-CLUSTER = "HPCTK_SCALING_CLUSTER"
-"""Variable with the cluster of the job, whose prices apply."""
 
 
 class Recorder:
@@ -101,17 +99,14 @@ class Recorder:
         torch = sys.modules.get("torch")
         cuda = torch is not None and torch.cuda.is_available()
         local = int(os.environ.get("LOCAL_WORLD_SIZE") or self._world_size)
-        job = {
-            "cluster": os.environ.get(CLUSTER),
-            "partition": os.environ.get("SLURM_JOB_PARTITION"),
-            "job": os.environ.get("SLURM_JOB_ID"),
-        }
+        job = os.environ.get("SLURM_JOB_ID")
         record: Record = {
             "kind": KIND,
             "format": FORMAT,
             "world_size": self._world_size,
             "nodes": max(1, self._world_size // local),
-            "repeat": int(os.environ.get(REPEAT) or 0),
+            # Jobs of one world size are repeats, too.
+            "repeat": int(os.environ.get(REPEAT) or job or 0),
             "settings": {
                 "model": Path(sys.argv[0]).name,
                 "arguments": shlex.join(sys.argv[1:]),
@@ -123,7 +118,7 @@ class Recorder:
                 "device": torch.cuda.get_device_name() if torch is not None and cuda else "cpu",
                 "cpus": len(os.sched_getaffinity(0)),
                 "python": platform.python_version(),
-                **{key: value for key, value in job.items() if value},
+                **({"job": job} if job else {}),
             },
             "memory": {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024},
             "at": time.time(),

@@ -1,4 +1,4 @@
-"""Measurements as JSON lines, and the inputs of an analysis: directories and logs.
+"""Measurements as JSON lines, in directories and logs.
 
 The recorder of a training writes them. A record names the settings and the machine.
 """
@@ -8,16 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.quantities import counted
-from hpc_toolkit.training.scaling.comparison import Point, Series
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -87,102 +84,6 @@ def identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
     return settings, record["world_size"], record["repeat"]
 
 
-def series_of(records: Iterable[Record]) -> tuple[Series, ...]:
-    """Return one series per training; of two records with one identity, the later one counts."""
-    # Sorted by content, so that the order of reading changes nothing.
-    ordered = sorted(records, key=lambda one: (str(one.get("at")), json.dumps(one)))
-    latest = {identity(record): record for record in ordered}
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for key in sorted(latest):
-        groups[key[0]].append(latest[key])
-    names = _names(groups)
-    return tuple(_series(names[key], group) for key, group in groups.items())
-
-
-def _names(groups: Mapping[str, list[Record]]) -> dict[str, str]:
-    """Name each training by the settings that differ; a single one by its model."""
-    settings = {key: group[0]["settings"] for key, group in groups.items()}
-    keys = sorted({key for one in settings.values() for key in one})
-    differing = [
-        key for key in keys if len({json.dumps(one.get(key)) for one in settings.values()}) > 1
-    ]
-    return {
-        key: ", ".join(f"{name}={one.get(name)}" for name in differing)
-        or str(one.get("model", "training"))
-        for key, one in settings.items()
-    }
-
-
-def _series(name: str, records: list[Record]) -> Series:
-    sizes = sorted({record["world_size"] for record in records})
-    clusters, partitions = _all(records, "cluster"), _all(records, "partition")
-    return Series(
-        name=name,
-        points=tuple(_point([one for one in records if one["world_size"] == n]) for n in sizes),
-        law="weak" if records[0]["settings"].get("weak") else "strong",
-        notes=tuple(_notes(records)),
-        device=" and ".join(_all(records, "device")),
-        cluster=clusters[0] if len(clusters) == 1 else "",
-        partition=partitions[0] if len(partitions) == 1 else "",
-    )
-
-
-def _all(records: list[Record], key: str, missing: str = "") -> list[str]:
-    return sorted({str(one["machine"].get(key, missing)) for one in records})
-
-
-def _point(records: list[Record]) -> Point:
-    details = {
-        "tokens_per_s": median(one["tokens_per_s"] for one in records),
-        **{f"step_{key}_s": _median(records, "step_s", key) for key in ("median", "p90")},
-        "rss_bytes": _median(records, "memory", "rss"),
-        **{key: max(one.get(key) or 0 for one in records) or None for key in _PARAMETERS},
-    }
-    return Point(
-        world_size=records[0]["world_size"],
-        rates=tuple(one["samples_per_s"] for one in records),
-        nodes=max(one["nodes"] for one in records),
-        details={key: value for key, value in details.items() if value is not None},
-    )
-
-
-def _median(records: list[Record], group: str, key: str) -> float | None:
-    values: list[Any] = [one[group].get(key) for one in records]
-    known = list(filter(is_number, values))
-    return float(median(known)) if known else None
-
-
-def parameters_text(values: Mapping[str, Any]) -> str:
-    """Return the trained and the frozen parameters of a record or a row; "" if unknown."""
-    trained, total = values.get("trained_parameters") or 0, values.get("parameters") or 0
-    if not trained:
-        return ""
-    if total <= trained:
-        return f"{trained:,} parameters" + (", all of them trained" if total else " are trained")
-    frozen = f"{total - trained:,} are frozen"
-    return f"{trained:,} of {total:,} parameters are trained ({trained / total:.2%}), {frozen}"
-
-
-def _notes(records: list[Record]) -> Iterator[str]:
-    machines = [one["machine"] for one in records]
-    if all(one.get("device") == "cpu" for one in machines):
-        yield "the ranks are processes on CPUs: a GPU-hour here is an hour of one of them"
-    shared = sorted(
-        {
-            (one["world_size"], one["machine"]["cpus"])
-            for one in records
-            if one["machine"].get("device") == "cpu"
-            and one["world_size"] / max(1, one["nodes"]) > one["machine"].get("cpus", 10**9)
-        }
-    )
-    for size, cpus in shared:
-        yield f"{size} ranks shared {cpus} CPUs of a node: they had to take turns"
-    names = {"device": "kinds of device", "cluster": "clusters"}
-    for key, words in names.items():
-        if len(found := _all(records, key, "none")) > 1:
-            yield f"measured on several {words}: {', '.join(found)}"
-
-
 def write_record(record: Record, path: Path | None) -> None:
     """Append a record to a file; without one, print it."""
     line = json.dumps(record, allow_nan=False).encode() + b"\n"
@@ -200,21 +101,21 @@ def write_record(record: Record, path: Path | None) -> None:
         os.close(fd)
 
 
-_LOGS = (".jsonl", ".log", ".txt")
+_LOGS = (".jsonl", ".log", ".out", ".txt")
 
 
-def read_source(path: Path) -> tuple[Series, ...]:
-    """Read the series of a directory or file.
+def read_source(path: Path) -> list[Record]:
+    """Read the records of a directory or file; there is at least one.
 
-    A directory is from ``hpctk scaling run``, or contains logs. A file ends in .jsonl, .log or
-    .txt; ``-`` is a log on stdin. Raises ConfigError.
+    A directory is from ``hpctk scaling run``, or contains logs. A file ends in .jsonl, .log, .out
+    or .txt; ``-`` is a log on stdin. Raises ConfigError.
     """
     if str(path) == "-":
         return _of_logs({"stdin": sys.stdin.read()}, "stdin")
     if path.is_dir():
         if (path / DIRECTORY).is_dir():
             if records := read_records(path):
-                return series_of(records)
+                return records
             message = f"{path}: nothing has been measured yet"
             hint = "wait for the first measurement; logs/ contains the output of the ranks"
             raise ConfigError(message, hint=hint)
@@ -222,7 +123,7 @@ def read_source(path: Path) -> tuple[Series, ...]:
         return _of_logs({str(one): read_text(one) for one in logs}, str(path))
     if path.suffix not in _LOGS:
         message = f"{path}: unknown format {path.suffix!r}"
-        raise ConfigError(message, hint="a directory, or a .jsonl, .log or .txt file")
+        raise ConfigError(message, hint="a directory, or a .jsonl, .log, .out or .txt file")
     return _of_logs({str(path): read_text(path)}, str(path))
 
 
@@ -244,9 +145,9 @@ def read_text(path: Path) -> str:
         raise ConfigError(message, hint="name a file, or the directory of a scaling run") from error
 
 
-def _of_logs(texts: Mapping[str, str], source: str) -> tuple[Series, ...]:
+def _of_logs(texts: Mapping[str, str], source: str) -> list[Record]:
     if found := [one for path, text in texts.items() for one in records_in(text, path)]:
-        return series_of(found)
+        return found
     message = f"{source}: no measurement in {counted(len(texts), 'file')}"
     hint = "name the directory of a scaling run, or of logs ('kubectl logs POD > POD.log')"
     raise ConfigError(message, hint=hint)

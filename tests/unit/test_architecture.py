@@ -92,6 +92,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
             "system.processes",
             "system.ranks",
             "training.launch",
+            "training.scaling",
             "worker",
         ),
     },

@@ -43,37 +43,29 @@ def measure(
     """Run a training, a script or ``-m MODULE``, on this machine's ranks, with output to files.
 
     Its `Recorder` adds a record to ``directory``. Raises RunError: it ended with another code than
-    0; ConfigError: it has recorded nothing; and what a launch raises.
+    0; ConfigError: it has recorded nothing.
     """
     import os
     import shlex
+    import subprocess
+    import sys
 
     from hpc_toolkit.errors import ConfigError, RunError
     from hpc_toolkit.system.quantities import counted
-    from hpc_toolkit.training.launch import launcher
-    from hpc_toolkit.training.launch.plan import Request
     from hpc_toolkit.training.scaling.recorder import RECORDS, REPEAT
     from hpc_toolkit.training.scaling.records import DIRECTORY
 
     path = directory / DIRECTORY / f"world-{world_size}.jsonl"
     before = path.stat().st_size if path.exists() else 0
-    os.environ.update({RECORDS: str(path), REPEAT: str(repeat)})
-    module = program[0] == "-m"
-    script, *arguments = program[1:] if module else program
-    outcome = launcher.launch(
-        Request(
-            script=script,
-            arguments=tuple(arguments),
-            options={"module": module, "redirects": "3", "nproc_per_node": world_size},
-            backend=backend,
-            run_dir=directory,
-        )
-    )
-    if outcome.error is not None:
-        raise outcome.error
+    launch = [sys.executable, "-Pm", "hpc_toolkit", "launch", "--nproc-per-node", str(world_size)]
+    launch += ["--redirects", "3", "--run-dir", str(directory)]
+    launch += ["--backend", backend] if backend else []
+    first = 2 if program[0] == "-m" else 1
+    launch += [*program[:first], "--", *program[first:]]
+    environ = {**os.environ, RECORDS: str(path), REPEAT: str(repeat)}
     name = shlex.join(program)
-    if outcome.code:
-        message = f"{name} ended with exit code {outcome.code} on {counted(world_size, 'rank')}"
+    if code := subprocess.run(launch, env=environ, check=False).returncode:
+        message = f"{name} ended with exit code {code} on {counted(world_size, 'rank')}"
         raise RunError(message, hint=f"{directory}/logs has the output of the ranks")
     if not path.exists() or path.stat().st_size == before:
         message = f"{name} recorded no speed on {counted(world_size, 'rank')}"

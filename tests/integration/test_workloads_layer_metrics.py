@@ -157,21 +157,6 @@ def loaded_mean(loaded: Any, text: str, layer: int) -> Any:
     return states[layer][0].double().mean(0)
 
 
-def test_prompts_that_are_there_twice_have_equal_rows_and_count_twice(root: str) -> None:
-    names = [name for name in METRICS if name not in ("lidar", "dime", "infonce")]
-    again = [*MORE, *MORE[:9], MORE[0]]
-
-    def context(prompts: list[str], size: int, metrics: list[str]) -> Any:
-        return workload(root, prompts=prompts, metrics=metrics, batch_size=size).load(NAME)
-
-    twice = context(again, 7, names)
-    alone = context(again, 1, names)  # no two texts in a batch: equal prompts are equal anyhow
-    for layer in range(LAYERS):
-        rows = twice._sums[layer].rows()
-        assert (len(rows), len(set(map(tuple, rows.tolist())))) == (35, 25)
-        assert twice.values(layer) == pytest.approx(alone.values(layer), rel=1e-5)
-
-
 @pytest.mark.parametrize("layer", [5, -1, 1.0, "1", True, None])
 def test_layer_that_does_not_exist_is_permanent(root: str, layer: Any) -> None:
     with pytest.raises(PermanentError, match=r"mini-s/step0: no layer .*; it has layers 0 to 4"):

@@ -14,7 +14,6 @@ import pytest
 
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.science.workloads.corpora import evaluation_articles
-from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
 from hpc_toolkit.science.workloads.mteb_tasks import LayerEncoder, MtebTasks, write_results
 from tests.documents import REPOSITORY, read_blocks
 
@@ -210,11 +209,6 @@ class Bomb:
         ("nowhere:Task", "no module named 'nowhere'", "where the run was created"),
         (f"{__name__}:Bomb", "is not a class of mteb's AbsTask but Bomb", ""),
         (f"{__name__}:value_of", "is not a class of mteb's AbsTask but value_of", ""),
-        (
-            "unasked:Task",
-            "module 'unasked' is not among the workload's own_tasks",
-            "when you create the run",
-        ),
         ("json:JSONDecoder", "module 'json' is not among the workload's own_tasks", ""),
         (None, "task None is not the name", "module:Class"),
     ],
@@ -262,15 +256,3 @@ def test_score_that_is_no_number_fails_the_item_by_name(
 
     with pytest.raises(PermanentError, match="mteb's cosine_spearman is nan"):
         value_of(tasks, context, "mteb.mocks:MockSTSTask")
-
-
-def test_trained_encoder_is_measured_layer_by_layer() -> None:
-    prompts = ["The rain fell in the north.", "Shares rose again on Monday.", "They lost the game."]
-    metrics = LayerMetrics(prompts=prompts, root=str(minilm()))
-    context = metrics.load("model")
-
-    values = list(metrics.run(context, [{"layer": layer} for layer in range(7)]))
-
-    assert [value["layer"] for value in values] == list(range(7))
-    assert all(np.isfinite(list(value.values())).all() for value in values)
-    assert metrics.forwards == 1

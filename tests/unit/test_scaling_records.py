@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.analysis import Comparison, as_markdown, compare
-from hpc_toolkit.training.scaling.records import records_in
+from hpc_toolkit.training.scaling.recorder import records_in
 
 
 def record(world_size: int, rate: float, repeat: int = 0, **changes: Any) -> dict[str, Any]:

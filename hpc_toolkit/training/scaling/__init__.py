@@ -19,7 +19,7 @@ def prepare(directory: Path) -> None:
     import tempfile
 
     from hpc_toolkit.errors import PASSING, ConfigError
-    from hpc_toolkit.training.scaling.records import DIRECTORY
+    from hpc_toolkit.training.scaling.recorder import DIRECTORY
 
     try:
         (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
@@ -52,8 +52,7 @@ def measure(
 
     from hpc_toolkit.errors import ConfigError, RunError
     from hpc_toolkit.system.quantities import counted
-    from hpc_toolkit.training.scaling.recorder import RECORDS, REPEAT
-    from hpc_toolkit.training.scaling.records import DIRECTORY
+    from hpc_toolkit.training.scaling.recorder import DIRECTORY, RECORDS, REPEAT
 
     path = directory / DIRECTORY / f"world-{world_size}.jsonl"
     before = path.stat().st_size if path.exists() else 0

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from hpc_toolkit.system.quantities import HOUR_S, format_duration, format_size
-from hpc_toolkit.training.scaling.records import Record, identity, is_number, read_source
+from hpc_toolkit.training.scaling.recorder import Record, identity, is_number, read_source
 
 THOUSAND = 1000
 """Samples whose cost is given unless the user names a number."""

@@ -42,6 +42,7 @@ def keep(directory: str | None, **given: Any) -> None:
         hpctk keep runs/eval --jobs 4 --gpus-per-node 4 --time 1:00:00
         hpctk keep runs/eval --jobs 4 --time 1:00:00 --once
     """
+    from hpc_toolkit.slurm.client import SlurmSilentError
     from hpc_toolkit.submit.keeping import COMPLETE, Keeper
 
     most, once, again = given.pop("jobs"), given.pop("once"), bool(given.pop("again"))
@@ -53,10 +54,14 @@ def keep(directory: str | None, **given: Any) -> None:
     assert submission.run is not None
     for text in submission.notes:
         note(text)
-    keeper = Keeper(submission, submission.run, most, again=again or not once)
+    keeper = Keeper(submission, submission.run, most)
+    keeper.request(again=again or not once)
     while True:
-        for job in keeper.look():
-            print(job, flush=True)
+        try:
+            for job in keeper.look():
+                print(job, flush=True)
+        except SlurmSilentError as error:
+            note(f"no jobs are sent now: {error.message}", "warning")
         if keeper.ended == COMPLETE or once:
             break
         if keeper.ended:

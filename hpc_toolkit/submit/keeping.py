@@ -21,13 +21,12 @@ from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError, scancel
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
-from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.slurm.render.file import read_header, read_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, known_jobs, read_job, read_jobs
 from hpc_toolkit.submit.kept import Kept, kept_jobs
-from hpc_toolkit.submit.send import queued_jobs, send, without_failed_nodes
+from hpc_toolkit.submit.send import QueuedJob, queued_jobs, send, without_failed_nodes
 from hpc_toolkit.submit.submission import Submission, forecast_left, of_request
 from hpc_toolkit.system.quantities import HOUR_S
 from hpc_toolkit.system.ranks import noted_name
@@ -87,6 +86,11 @@ class Keeper:
         """Why no more jobs are sent; "" if they are."""
         return str(self._record.get("ended", "its record was removed"))
 
+    @property
+    def refused(self) -> str:
+        """Why the last submission failed; "" if it did not."""
+        return str(self._record.get("refused", ""))
+
     def look(self) -> Iterator[str]:
         """Submit the jobs that are missing now, and yield their ids.
 
@@ -100,6 +104,7 @@ class Keeper:
             self._record = self._kept.read()
 
     def _turn(self, reason: str) -> Iterator[str]:
+        """Submit what is missing, or record the ``reason`` to end, and end the turn."""
         self._record = {**self._kept.read(), "refused": ""}
         sent: list[RunJob] = []
         try:
@@ -107,14 +112,23 @@ class Keeper:
                 for job in self._submit():
                     sent.append(job)
                     yield job.job
+            else:
+                if reason == COMPLETE:
+                    self._cancel_waiting()
+                self._record["ended"] = self.ended or reason
         finally:
-            self._record["ended"] = self.ended or reason
             self._record["sent"] = [*self._record.get("sent", ()), *(job.job for job in sent)]
             state = ("started", "failed", "refused", "refused_at", "ended", "sent")
             self._kept.end_turn(**{key: self._record.get(key) for key in state})
-        if self._kept.read()["ended"] == CANCELLED:  # after 'hpctk cancel' had looked for jobs
+        if self._kept.read().get("ended") == CANCELLED:  # after 'hpctk cancel' had looked for jobs
             for job in sent:
                 scancel([job.job], cluster=job.cluster)
+
+    def _cancel_waiting(self) -> None:
+        """Take jobs back that would find nothing to do, perhaps after hours in the queue."""
+        for one in _called(_queue(self._run, self._record["sent"]), self._submission.name):
+            if one.record.waiting:
+                scancel([one.record.id], cluster=one.cluster)
 
     def _submit(self) -> Iterator[RunJob]:
         submission = self._submission
@@ -160,8 +174,9 @@ class Keeper:
 
     def _missing(self) -> int:
         """How many jobs are missing. Raises SlurmError: Slurm does not answer."""
-        queue = [one for one in _queue(self._run, self._record["sent"]) if one.id != self._ends]
-        mine = [one for one in queue if _is_called(one, self._submission.name)]
+        found = _queue(self._run, self._record["sent"])
+        queue = [one for one in found if one.record.id != self._ends]
+        mine = [one.record for one in _called(queue, self._submission.name)]
         before, self._record["sent"] = self._record["sent"], [one.id for one in mine]
         full = self._record.get("refused") and mine and len(mine) >= len(before)
         if full and time.time() - self._record["refused_at"] < _REFUSED_S:
@@ -174,18 +189,18 @@ class Keeper:
         return max(0, min(self._most, work) - len(mine))
 
 
-def _queue(run: Run, sent: list[str]) -> list[JobRecord]:
+def _queue(run: Run, sent: list[str]) -> list[QueuedJob]:
     """The run's own jobs in the queue. Raises SlurmError: Slurm does not answer."""
     jobs = known_jobs(run.paths)
     named = {one.job for one in jobs}
     # The listing may be older than the jobs of the last turn.
     missed = (read_job(run.paths.jobs / f"{one}.json") for one in sent if one not in named)
-    found = queued_jobs([*jobs, *filter(None, missed)])
-    return [one.record for one in found if not one.foreign]
+    return [one for one in queued_jobs([*jobs, *filter(None, missed)]) if not one.foreign]
 
 
-def _is_called(job: JobRecord, name: str) -> bool:
-    return noted_name(job.name) == noted_name(name)
+def _called(jobs: list[QueuedJob], *names: str) -> list[QueuedJob]:
+    noted = {noted_name(name) for name in names}
+    return [one for one in jobs if noted_name(one.record.name) in noted]
 
 
 def jobs_with_work(run: Run, ask: Ask, *, alone: bool = True) -> int:
@@ -234,6 +249,8 @@ def first_jobs(submission: Submission, most: int) -> Iterator[str]:
         yield job
     if keeper.ended:
         raise HpcToolkitError(f"no jobs are sent: {keeper.ended}")
+    if not sent and (why := keeper.refused):
+        raise HpcToolkitError(f"no jobs are sent: {why}")
     if not sent:
         note("no job is missing now; the run's other jobs submit some when there is work for them")
 
@@ -274,8 +291,7 @@ def send_others(run: Run, job: str, name: str, *, ends: bool, left: bool = False
 def _is_first(run: Run, job: str, shapes: list[dict[str, Any]]) -> bool:
     """Whether no kept job with a lower id runs. Raises SlurmError: Slurm does not answer."""
     queue = _queue(run, [one for shape in shapes for one in shape["sent"]])
-    names = [shape["name"] for shape in shapes]
-    kept = [one for one in queue if any(_is_called(one, name) for name in names)]
+    kept = [one.record for one in _called(queue, *(shape["name"] for shape in shapes))]
     running = [int(one.id) for one in kept if one.running and one.id.isdigit()]
     return not running or str(min(running)) == job
 

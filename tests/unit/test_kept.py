@@ -148,7 +148,9 @@ def test_a_limit_of_the_site_ends_nothing_and_is_not_tried_each_time(
     assert "AssocMaxSubmitJobLimit" in str(state(run)["refused"])
     shown = jobcommands.call("status", "a").stdout
     assert "  keep " in shown
-    assert "up to 4 of work-queue; Slurm refused the last one: sbatch: sbatch: error: Assoc" in shown
+    assert (
+        "up to 4 of work-queue; Slurm refused the last one: sbatch: sbatch: error: Assoc" in shown
+    )
 
     queue(programs, "102")
     programs.add("sbatch", SBATCH.format(before=""))

@@ -98,7 +98,8 @@ _LONG = "its items need 5 h 00 min of time"
             {"time": "5h"},
             [f"{_LONG}; no worker of this job has more than 4 h 00 min of time"],
         ),
-        ({"gpus": 1, "time": "2h", "licence": 1, "cpus": 64}, []),
+        ({"gpus": 1, "time": "2h", "licence": 1, "cpus": 1}, []),
+        ({"cpus": 64}, ["its items need 64 CPUs; no worker of this job has more than 1"]),
     ],
 )
 def test_a_stage_that_no_worker_of_the_job_could_hold_is_named(

@@ -282,7 +282,7 @@ def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
             count = sum(number for (of, _), number in now.items() if of == name)
             most[name] = max(most[name], count)
         status = json.loads(desk.call("status", "runs/a", "--json").stdout)
-        left = sum(stage["pending"] + stage["leased"] for stage in status["stages"].values())
+        left = sum(stage["total"] - stage["done"] for stage in status["stages"].values())
         if now_s(began) >= 20 * len(rows):
             each = (f"{now[name, 'RUNNING']} + {now[name, 'PENDING']}" for name in SHAPES)
             rows.append(f"{now_s(began)} s: {', '.join(each)}, {left} left")

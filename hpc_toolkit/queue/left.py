@@ -78,7 +78,7 @@ def _beyond(view: RunView, job: str | None) -> Counter[tuple[str, str]]:
     for name, stage in stages:
         for unit in stage.state.open:
             for one in pending_needs(stage, [unit]):
-                if unmet(one.needs, had):
+                if one.needs and unmet(one.needs, had):
                     beyond[name, unit] += one.items
     return beyond
 

@@ -67,6 +67,21 @@ def test_once_fills_the_queue_up_and_cancel_ends_it(desk: Desk) -> None:
     assert len(begun) == 1
 
 
+def test_several_that_look_at_once_submit_no_job_too_many(desk: Desk) -> None:
+    run = desk.init(8)
+    argv = [sys.executable, "-m", "hpc_toolkit", "keep", run, *SMALL]
+    argv += ["--jobs", "3", "--once", "--sbatch=hold"]
+    how: dict[str, Any] = {"cwd": desk.cwd, "env": desk.lab.env, "stdout": subprocess.PIPE}
+
+    looks = [subprocess.Popen(argv, **how, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = [look.communicate() for look in looks]
+
+    assert [look.returncode for look in looks] == [0] * 4, answers
+    sent = [job for out, _ in answers for job in out.split()]
+    assert len(sent) == 3
+    assert set(desk.jobs(run)) == set(sent)
+
+
 def test_cancel_ends_a_loop_and_what_failed_three_times_is_not_repeated(desk: Desk) -> None:
     run = desk.init(8)
     argv = [sys.executable, "-m", "hpc_toolkit", "keep", run, *SMALL]
@@ -167,12 +182,14 @@ def wide_lab(lab_directory: Path) -> Iterator[LabUnderTest]:
         started.down()
 
 
-def keep_shape(desk: Desk, name: str, jobs: int, *words: str) -> tuple[list[str], str]:
+def keep_shape(
+    desk: Desk, name: str, jobs: int, *words: str, run: str = "runs/a"
+) -> tuple[list[str], str]:
     """Submit kept jobs of a shape to the partition of its name; they look every second."""
-    common = ("submit", "--run", "runs/a", "--cluster", "lab", "--cpus-per-task", "1")
+    common = ("submit", "--run", run, "--cluster", "lab", "--cpus-per-task", "1")
     own = ("--keep", str(jobs), "--job-name", name, "--partition", name, *SHAPES[name])
     done = desk.call(*common, *own, *words)
-    record = desk.cwd / f"runs/a/jobs/keep-{name}.json"
+    record = desk.cwd / run / f"jobs/keep-{name}.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 1.0}))
     return done.stdout.split(), done.stderr
 
@@ -222,10 +239,13 @@ def test_jobs_of_one_shape_send_those_of_another_which_give_back_what_they_do_no
     (desk.cwd / "parts.py").write_text(WAITING)
     desk.call("init", "runs/a", "--config", "needing.toml")
 
-    none, said = keep_shape(desk, "gpu", 2, "--time", "5", "--idle-exit", "1s")
+    (desk.cwd / "other").mkdir()
+    other = Desk(wide_lab, desk.cwd / "other")
+    short = ("--time", "5", "--idle-exit", "1s")
+    none, said = keep_shape(other, "gpu", 2, *short, run="../runs/a")
     assert none == []
     assert "no job is missing now; the run's other jobs submit some" in said
-    first, _ = keep_shape(desk, "cpu", 2, "--time", "5", "--idle-exit", "1s")
+    first, _ = keep_shape(desk, "cpu", 2, *short)
     assert len(first) == 2
 
     def done(stage: str) -> int:
@@ -241,6 +261,7 @@ def test_jobs_of_one_shape_send_those_of_another_which_give_back_what_they_do_no
     assert ends(desk) == dict.fromkeys(("cpu", "gpu"), "the run is complete")
     jobs = Counter(job.name for job in read_jobs(RunPaths(desk.cwd / "runs/a")))
     assert (jobs["cpu"], jobs["gpu"]) == (2, 2)
+    assert len(list(other.cwd.glob("slurm/logs/gpu-*.out"))) == 2
 
 
 BOTH = """
@@ -325,3 +346,21 @@ def status_of(desk: Desk) -> dict[str, Any]:
 
 def now_s(began: float) -> int:
     return round(time.monotonic() - began)
+
+
+def test_a_job_is_split_into_those_that_start_before_it(desk: Desk) -> None:
+    run = desk.init(32, 0.1)
+    (desk.cwd / "long.sh").write_text("#!/bin/sh\nsleep 600\n")
+    long = desk.lab.sbatch("--exclusive", "--nodes=6", "--time=60", desk.cwd / "long.sh")
+    desk.lab.wait_for(long, "RUNNING")
+
+    done = desk.call(
+        "submit", "--run", run, *SMALL, "--nodes", "4", "--gpus-per-node", "4", "--split"
+    )
+
+    assert re.search(r"(?m)^1 job of 4 nodes for 00:05:00: in \d", done.stderr)
+    assert "2 jobs of 2 nodes for 00:05:00: now" in done.stderr
+    assert "chosen: 2 jobs of 2 nodes for 00:05:00" in done.stderr
+    jobs = done.stdout.split()
+    assert len(jobs) == 2
+    wait_until(lambda: status_of(desk)["complete"], "the end of the run")

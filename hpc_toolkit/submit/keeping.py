@@ -42,7 +42,7 @@ _MOST_FAILED = 3
 _FAILED = ("FAILED", "OUT_OF_MEMORY", "BOOT_FAIL", "LAUNCH_FAILED")
 _ITEMS_LEFT = 75
 _LEAST_S = 300.0
-"""Seconds of work that a job of several is worth."""
+"""Seconds of work that a job of several is worth; at most half of its time limit."""
 _EVERY_S = 60.0
 _OTHERS = 5
 """How many times less often a job looks whether it has become the one that sends others."""
@@ -206,8 +206,8 @@ def _called(jobs: list[QueuedJob], *names: str) -> list[QueuedJob]:
 def jobs_with_work(run: Run, ask: Ask, *, alone: bool = True) -> int:
     """Return how many jobs of ``ask`` have work now.
 
-    That is a unit for each worker and, by the forecast, five minutes for each job, in the stages
-    that its workers can hold. ``alone``: no job of the run is in the queue.
+    That is a unit for each worker and, by the forecast, five minutes or half of the time limit for
+    each job, in the stages that its workers can hold. ``alone``: no job of the run is in the queue.
     """
     run.view.poll()
     stages = [one for one in run.view.stages.values() if not one.complete]
@@ -229,7 +229,8 @@ def jobs_with_work(run: Run, ask: Ask, *, alone: bool = True) -> int:
             from hpc_toolkit.planning.plan import choose
 
             hours = choose(forecaster, ask.node, ask.nodes).node_hours.median
-            most = min(most, math.ceil(hours * HOUR_S / (ask.nodes * _LEAST_S)))
+            least_s = min(_LEAST_S, time_s / 2) if time_s else _LEAST_S
+            most = min(most, math.ceil(hours * HOUR_S / (ask.nodes * least_s)))
     return max(1, most)
 
 

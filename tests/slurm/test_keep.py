@@ -295,7 +295,7 @@ def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
     desk.call("init", "runs/a", "--config", "both.toml")
     began, rows, most = time.monotonic(), list[str](), Counter[str]()
     for name in SHAPES:
-        keep_shape(desk, name, 4, "--time", "1", "--no-requeue")
+        keep_shape(desk, name, 4, "--time", "1", "--no-requeue", "--ntasks-per-node", "2")
 
     def complete() -> bool:
         now = queued(wide_lab)

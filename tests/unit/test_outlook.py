@@ -153,6 +153,13 @@ def test_no_more_jobs_are_kept_than_have_work(
     assert jobs_with_work(run, ask(1)) == jobs
 
 
+def test_short_jobs_are_worth_half_of_their_time_limit(tmp_path: Path) -> None:
+    run = measured(tmp_path, items=40, done=16, seconds=60.0)
+
+    assert jobs_with_work(run, ask(1, hours=1 / 60)) == 6
+    assert jobs_with_work(run, ask(1, hours=1 / 6)) == 2
+
+
 WITHOUT_GPUS = replace(SITE, gpus_per_node=0)
 
 

@@ -136,7 +136,7 @@ echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS po
 
 
 def test_a_limit_of_the_site_ends_nothing_and_is_not_tried_each_time(
-    programs: Programs, run: ToyRun
+    programs: Programs, run: ToyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs.add("sbatch", SBATCH.format(before=FULL))
     assert keep(4)[0] == ["101", "102"]
@@ -151,6 +151,12 @@ def test_a_limit_of_the_site_ends_nothing_and_is_not_tried_each_time(
     assert (
         "up to 4 of work-queue; Slurm refused the last one: sbatch: sbatch: error: Assoc" in shown
     )
+
+    with monkeypatch.context() as later:
+        later.setattr(keeping, "_REFUSED_S", 0.0)
+        for _ in range(3):
+            assert keep(4)[0] == []
+    assert len(programs.calls("sbatch")) == 6
 
     queue(programs, "102")
     programs.add("sbatch", SBATCH.format(before=""))

@@ -53,9 +53,9 @@ _REFUSED_S = 600.0
 class Keeper:
     """Submits what is missing of up to ``most`` jobs of one submission, look by look.
 
-    ``ends``: the id of the job that looks, which is about to end and does not count. With
-    ``successor`` that job submits at most its successor, because the others may be about to end
-    too.
+    ``ends``: the id of the job that looks, which is about to end and does not count. ``own``: it is
+    one of these jobs, and those that it submits wait for its end. With ``left`` it leaves items,
+    and submits at most one successor, because the others may be about to end too.
     """
 
     def __init__(
@@ -65,14 +65,15 @@ class Keeper:
         most: int,
         *,
         ends: str = "",
-        successor: bool = False,
+        own: bool = False,
+        left: bool = False,
     ) -> None:
         assert submission.request is not None
         self._submission, self._run, self._most = submission, run, most
         self._ask = ask_of(*submission.request)
         self._kept = Kept(run.paths.jobs / f"keep-{file_name(submission.name)[:64]}.json")
         self._record = self._kept.read()
-        self._ends, self._successor = ends, successor
+        self._ends, self._own, self._left = ends, own, own and left
 
     def request(self, *, again: bool, **facts: Any) -> None:
         """Record that a user wants these jobs; ``again``: also if that has ended."""
@@ -133,7 +134,7 @@ class Keeper:
     def _submit(self) -> Iterator[RunJob]:
         submission = self._submission
         missing = self._missing()  # again: others may have sent some since
-        if self._successor:
+        if self._own:
             after = f"--dependency=afterany:{self._ends}"
             submission = replace(submission, options=(*submission.options, after))
         if not missing:
@@ -183,7 +184,7 @@ class Keeper:
             return 0
         # In this order: a job that ends meanwhile has done its work.
         work = jobs_with_work(self._run, self._ask, alone=not queue)
-        if self._successor:
+        if self._left:
             waiting = sum(one.waiting for one in mine)
             return int(waiting < work and len(mine) < self._most)
         return max(0, min(self._most, work) - len(mine))
@@ -274,10 +275,10 @@ def send_others(run: Run, job: str, name: str, *, ends: bool, left: bool = False
     except SlurmError:
         return every_s
     for shape in shapes:
-        own = left and noted_name(shape["name"]) == noted_name(name)
+        own = ends and noted_name(shape["name"]) == noted_name(name)
         try:
             submission, most = _submission(run, shape), int(shape["jobs"])
-            keeper = Keeper(submission, run, most, ends=job if ends else "", successor=own)
+            keeper = Keeper(submission, run, most, ends=job if ends else "", own=own, left=left)
             for other in keeper.look():
                 note(f"submitted job {other} {shape['name']}: there is work for it")
         except SlurmError as error:

@@ -294,7 +294,7 @@ def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
     (desk.cwd / "both.toml").write_text(BOTH)
     (desk.cwd / "parts.py").write_text(WAIT)
     desk.call("init", "runs/a", "--config", "both.toml")
-    began, rows, most = time.monotonic(), list[str](), Counter[str]()
+    began, rows, most = time.monotonic(), dict[int, str](), Counter[str]()
     for name in SHAPES:
         keep_shape(desk, name, 4, "--time", "1", "--no-requeue", "--ntasks-per-node", "2")
 
@@ -306,9 +306,8 @@ def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
             assert count <= 4, now
         status = json.loads(desk.call("status", "runs/a", "--json").stdout)
         left = sum(stage["total"] - stage["done"] for stage in status["stages"].values())
-        if now_s(began) >= 20 * len(rows):
-            each = (f"{now[name, 'RUNNING']} + {now[name, 'PENDING']}" for name in SHAPES)
-            rows.append(f"{now_s(began)} s: {', '.join(each)}, {left} left")
+        each = (f"{now[name, 'RUNNING']} + {now[name, 'PENDING']}" for name in SHAPES)
+        rows.setdefault(now_s(began) // 20, f"{now_s(began)} s: {', '.join(each)}, {left} left")
         return bool(status["complete"])
 
     wait_until(lambda: time.monotonic() > began + 90 or complete(), "90 s")
@@ -324,7 +323,7 @@ def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
     assert len(done) == len(set(done)) == 3000
     jobs = Counter(job.name for job in read_jobs(run.paths))
     MEASURED.append(f"kept jobs: {dict(jobs)} in {ended_s} s; running + waiting, cpu, gpu:")
-    MEASURED.extend(rows)
+    MEASURED.extend(rows.values())
 
 
 def test_cancel_ends_the_chain_of_jobs_that_send_each_other(desk: Desk) -> None:

@@ -196,9 +196,9 @@ def keep_shape(
 
 def queued(lab: LabUnderTest) -> Counter[tuple[str, str]]:
     """How many jobs of each name run or wait, less those that end or wait for another's end."""
-    rows = lab.run("squeue", "--noheader", "--format=%j %T %r", check=False).stdout.splitlines()
+    rows = lab.run("squeue", "--noheader", "--format=%j %T %E", check=False).stdout.splitlines()
     jobs = [row.split() for row in rows]
-    there = [one for one in jobs if one[1] != "COMPLETING" and "Dependency" not in one[2]]
+    there = [one for one in jobs if one[1] != "COMPLETING" and "unfulfilled" not in one[2]]
     return Counter((name, state) for name, state, *_ in there)
 
 

@@ -35,6 +35,7 @@ _WATCH_S = 60.0
 _HURRY_S = 1.0
 """The same for a job that must end."""
 _ASK_AGAIN_S = 2.0
+_LINGER_S = 600.0
 _STARTING_S = 900.0
 _AS_CHILD = f"""trap : TERM {WARNING.name[3:]}
 "$@"; hpctk_code=$?
@@ -177,6 +178,8 @@ class WorkJob:
             if self._sending.acquire(timeout=_ASK_AGAIN_S):
                 break
             self._batch.receive_all()
+        # A job that has nothing to do holds its nodes no longer than this.
+        until = math.inf if left else time.monotonic() + _LINGER_S
         while not self._batch.ended:
             try:
                 self._request.send_others(self._job.id, self._job.name, ends=True, left=left)
@@ -184,7 +187,8 @@ class WorkJob:
                 self._job.log(f"other jobs are not submitted yet: {error.message}")
                 time.sleep(_ASK_AGAIN_S)
                 self._batch.receive_all()
-                continue
+                if time.monotonic() < until:
+                    continue
             except (HpcToolkitError, OSError) as error:
                 self._job.log(f"no other job is submitted: {error}")
             return

@@ -122,7 +122,8 @@ class Liveness:
         # and a server frees the locks of a host that it cannot reach.
         lock = verdict.evidence.startswith("lock")
         freed = lock and presence is not None and self._is_near(presence)
-        if verdict.finished or freed:
+        # Another host may have said so, by a lock that the server freed in a pause of the network.
+        if verdict.finished or (freed and self._lock_is_free(worker)):
             seen.final = verdict
         return verdict
 

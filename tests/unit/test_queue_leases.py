@@ -136,6 +136,22 @@ def test_i6_a_lock_of_another_host_boot_or_mount_proves_nothing(
     assert run.verdict().alive
 
 
+def test_i5_a_free_lock_that_another_host_saw_is_refuted_by_the_next_heartbeat(
+    run: Watched,
+) -> None:
+    """A server frees the locks of a host that it cannot reach for a while."""
+    file = run.begin(host="here")
+    lock = WorkerLock(run.paths.worker_lock("w"))
+    assert run.verdict().alive
+    run.observer.take_notice(DeathNotice(worker="w", heartbeat=0, explained="", evidence="lock"))
+    assert not run.verdict().alive
+
+    file.update()
+
+    assert run.verdict().alive
+    lock.close()
+
+
 def test_a_worker_waits_for_those_who_test_its_lock(paths: RunPaths) -> None:
     tester = os.open(paths.worker_lock("w"), os.O_RDONLY | os.O_CREAT)
     fcntl.flock(tester, fcntl.LOCK_SH)

@@ -133,7 +133,7 @@ class ControlReader:
         self.asked: Counter[str] = Counter()
         """How often a worker has asked the Slurm of each cluster about silent workers."""
         self.news = False
-        """Whether the last call of :meth:`poll` found anything."""
+        """Whether the last call of :meth:`poll` found anything that all workers must know."""
         self.free: list[FreeUnit] = []
         """The units that may be taken over, of which the last call of :meth:`poll` learned."""
 
@@ -152,6 +152,7 @@ class ControlReader:
             if name.startswith(f"{_ASKED},"):
                 self._read.add(name)
                 self.asked[name.split(",")[1]] += 1
+                before += 1  # only observers ask
                 continue
             if not name.endswith(".json"):
                 continue

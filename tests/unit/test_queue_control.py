@@ -14,6 +14,7 @@ from hpc_toolkit.queue.control import (
     ask_to_drain,
     give_free,
     give_notice,
+    may_ask,
 )
 from hpc_toolkit.rundir.layout import RunPaths
 from tests.countedcalls import CountedCalls
@@ -53,6 +54,19 @@ def test_a_name_of_another_form_is_passed_over(paths: RunPaths, name: str) -> No
 
     assert reader.poll() == ([], [])
     assert reader.free == []
+
+
+def test_a_question_to_slurm_is_no_news_for_workers_that_do_not_ask(paths: RunPaths) -> None:
+    """Each of thousands of workers would list the directory for each question."""
+    reader = ControlReader(paths)
+    assert may_ask(paths, "alpha", 0, "w")
+
+    reader.poll()
+
+    assert (reader.asked["alpha"], reader.news) == (1, False)
+    give_notice(paths, [NOTICE])
+    reader.poll()
+    assert reader.news
 
 
 def test_i5_a_notice_of_a_death_asks_nobody_to_leave(paths: RunPaths) -> None:

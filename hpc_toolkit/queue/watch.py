@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _MOST_SILENT = 8
 """Silent nodes past which one look around the ring goes."""
 _MOST_MATES = 64
-"""Workers of the own node at which one look looks, because they do not answer."""
+"""Workers of the own node at which one look looks, because they do not answer; also workers of
+other nodes at which it looks for the first time: a node has many that finished long ago."""
 _PART_OF_LEASE = 0.5
 """A node is dead after this part of a lease, if all of its workers are silent and others beat."""
 _SEVERAL = 2
@@ -68,6 +69,10 @@ class Watch:
         self.host = host_part(worker)
         self._hosts: dict[str, list[str]] = {}
         """All known workers of each node, in the order of the ring from this one on."""
+        self.met: Collection[str] = ()
+        """Workers of this node that are known without a listing, dead ones too."""
+        self._new = 0
+        """Workers at which this look may look for the first time."""
         self._contacts: dict[str, str] = {}
         """The worker of each node that was its observer at the last look."""
         self._looks = 0
@@ -86,10 +91,6 @@ class Watch:
         if now - self._moved > _STUCK_S:
             self._unstuck = now
         self._moved = now
-
-    def knows_of(self, worker: str) -> bool:
-        """Whether a death is known."""
-        return worker in self._gone
 
     def forget(self, worker: str) -> None:
         """Do not report a death that all workers know of already."""
@@ -112,7 +113,8 @@ class Watch:
             }
             self.lease_left_s = math.inf
         else:
-            looked = self._look_at_own(set(mates))
+            self._gone.difference_update(mates)
+            looked = self._look_at_own(set(mates), again=lists)
             looked |= self._look_at_others(at_most, again=lists)
         alive = {name for name, verdict in looked.items() if verdict.alive}
         left = {name for name, verdict in looked.items() if verdict.finished} | alive
@@ -133,14 +135,20 @@ class Watch:
 
     def _left(self, host: str, *, again: bool = True) -> list[str]:
         """Workers of a node that may live; ``again``: those that counted as dead too."""
+        return self._of(self._hosts.get(host, ()), again=again)
+
+    def _of(self, names: Collection[str], *, again: bool) -> list[str]:
         return [
             name
-            for name in self._hosts.get(host, ())
+            for name in names
             if not self.liveness.is_final(name) and (again or name not in self._gone)
         ]
 
-    def _look_at_own(self, mates: set[str]) -> dict[str, Verdict]:
-        left = [one for one in self._left(self.host) if one not in mates and one != self.worker]
+    def _look_at_own(self, mates: set[str], *, again: bool) -> dict[str, Verdict]:
+        known = {*self._hosts.get(self.host, ()), *self.met}
+        left = self._of(known - mates - {self.worker}, again=again)
+        # Hosts of the same name share what there is to look at.
+        left.sort(key=lambda one: (one in self._gone, one < self.worker, one))
         return {name: self.liveness.verdict(name) for name in left[:_MOST_MATES]}
 
     def _look_at_others(self, at_most: int, *, again: bool) -> dict[str, Verdict]:
@@ -149,7 +157,7 @@ class Watch:
         ``again``: look at workers that counted as dead too.
         """
         looked: dict[str, Verdict] = {}
-        heard, silent = 0, list[str]()
+        heard, silent, self._new = 0, list[str](), _MOST_MATES
         for host in self._hosts:
             left = self._left(host, again=again)
             if host == self.host or not left:
@@ -158,7 +166,7 @@ class Watch:
                 heard += 1
             elif any(looked[name].alive for name in left if name in looked):
                 silent.append(host)
-            if heard >= at_most or len(silent) >= _MOST_SILENT:
+            if heard >= at_most or len(silent) >= _MOST_SILENT or self._new == 0:
                 break
         self.lease_left_s = math.inf
         for host in silent:
@@ -170,6 +178,10 @@ class Watch:
         known = self._contacts.get(host)
         new = not any(map(self.liveness.has_seen, left))
         for name in sorted(left, key=lambda one: (one != known, _age(one))):
+            if not self.liveness.has_seen(name):
+                if self._new == 0:
+                    continue
+                self._new -= 1
             looked[name] = verdict = self.liveness.verdict(name)
             silent_s, interval_s = self.liveness.silence_of(name)
             beats = verdict.alive and silent_s <= interval_s
@@ -190,6 +202,8 @@ class Watch:
         that had the same file open.
         """
         living = [name for name in self._left(host) if name in looked and looked[name].alive]
+        if not looked.keys() >= set(self._left(host, again=False)):
+            return  # others of it may beat
         if not others or len(living) < _SEVERAL:
             return
         silences = [self.liveness.silence_of(name) for name in living]
@@ -253,6 +267,7 @@ class LeftUnits:
         self._view, self._watch, self._liveness = view, watch, watch.liveness
         self._clock = watch.clock
         self._random = random.Random(watch.worker)
+        self._found: set[FreeUnit] = set()
         self._generations: dict[tuple[str, str], int] = {}
         self._at = math.inf
 
@@ -271,12 +286,13 @@ class LeftUnits:
             units = _left_by(self._view, self._liveness, name, verdict)
             found += units
             unknown += not units
+        self._found.update(found)
         self._add(found, 0)
         return found, unknown
 
     def hear_of(self, units: list[FreeUnit], workers: int) -> None:
         """Hear from another worker what it found; ``workers`` hear of it."""
-        units = [one for one in units if not self._watch.knows_of(one.owner.worker)]
+        units = [one for one in units if one not in self._found]
         for one in units:
             self._liveness.take_notice(one.owner)
             self._watch.forget(one.owner.worker)
@@ -284,7 +300,8 @@ class LeftUnits:
 
     def _add(self, units: list[FreeUnit], workers: int) -> None:
         for one in units:
-            self._generations[one.stage, one.unit] = one.generation
+            known = self._generations.get((one.stage, one.unit), 0)
+            self._generations[one.stage, one.unit] = max(known, one.generation)
         if units:  # not all must try at once
             within_s = min(_TOLD_WITHIN_S, workers / len(self._generations))
             at = self._clock.monotonic() + self._random.uniform(0.0, within_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 _SAYS_EVERY_S = 5.0
 _SILENT_S = 20.0
 """A worker that does not even write to another one of its node may be frozen."""
-_NEWS, _NO_NEWS = b"!", b"."
 _MOST = 256
 
 
@@ -47,6 +47,7 @@ def watch_if_due(
     if not node.observes:
         pacing.watched(node.workers or pacing.workers)  # the observer says when to look again
         return requests
+    picker.watch.met = node.met
     found = picker.notice_deaths(pacing.at_most, node.mates)
     with suppress(OSError):  # scans find them
         for one in found if picker.shared else ():
@@ -64,7 +65,8 @@ class Node:
         """``local``: each worker looks at all others, which costs little."""
         about = root.stat()
         # Workers that use the run through another mount do not share locks with these.
-        here = (os.getuid(), about.st_dev, about.st_ino, host_name())
+        host = zlib.crc32(os.fsencode(host_name()))  # a socket's name has 107 characters
+        here = (os.getuid(), about.st_dev, about.st_ino, host)
         name = "\0hpctk-node-" + "-".join(map(str, here))
         self._name = "" if local else name
         self._worker, self._clock = worker, clock
@@ -74,7 +76,10 @@ class Node:
         self._heard: dict[int, tuple[str, float]] = {}
         """The name of the worker at each socket, and when it wrote last."""
         self._says_at = self._told_at = 0.0
-        self._new, self._alone = True, False
+        self._ticked_at = clock.monotonic()
+        self._new, self._alone, self._news = True, False, 0
+        self.met: set[str] = set()
+        """All workers of this node that this observer heard of."""
         self.workers = 0
         """Workers of the run that live, as the observer says; 0: unknown."""
         self._join(tries=100)
@@ -82,13 +87,12 @@ class Node:
     @property
     def observes(self) -> bool:
         """Whether this worker watches other nodes: while its observer is frozen, it must."""
-        return self._observer is None or self._clock.monotonic() - self._told_at > _SILENT_S
+        return self._observer is None or self._ticked_at - self._told_at > _SILENT_S
 
     @property
     def mates(self) -> set[str]:
         """Other workers of this node that live, as this observer knows."""
-        now = self._clock.monotonic()
-        return {name for name, at in self._heard.values() if now - at < _SILENT_S}
+        return {name for name, at in self._heard.values() if self._ticked_at - at < _SILENT_S}
 
     @property
     def watches_for(self) -> int:
@@ -117,11 +121,19 @@ class Node:
     def tick(self) -> bool:
         """Exchange what there is, without waiting; whether there is news in ``control/``."""
         news, self._new = self._new, False
+        self._passed()
         if self._observer is None and self._listener is None and self._name:
             self._join(tries=1)
         if self._observer is not None:
             return self._hear(self._observer) or news
         return self._listener is not None and self._serve(self._listener)
+
+    def _passed(self) -> None:
+        """Count no silence while this process did not run: all may wait for the file server."""
+        before, self._ticked_at = self._ticked_at, self._clock.monotonic()
+        if (gap_s := self._ticked_at - before) > _SAYS_EVERY_S:
+            self._told_at += gap_s
+            self._heard = {fd: (name, at + gap_s) for fd, (name, at) in self._heard.items()}
 
     def _hear(self, observer: socket.socket) -> bool:
         news = False
@@ -138,8 +150,9 @@ class Node:
                     self._observer = None
                     self._join(tries=1)
                     return True
-                news |= said.startswith(_NEWS)
-                self.workers, self._told_at = int(said[1:]), self._clock.monotonic()
+                before, self._told_at = self._news, self._clock.monotonic()
+                self._news, self.workers = map(int, said.split())
+                news |= self._news != before
         alone, self._alone = self._alone, self.observes
         return news or self._alone > alone
 
@@ -161,7 +174,8 @@ class Node:
             with suppress(ConnectionError):
                 said = self._others[fd].recv(256)
             if said:
-                self._heard[fd] = said.decode(errors="replace"), now
+                self._heard[fd] = name, _ = said.decode(errors="replace"), now
+                self.met.add(name)
             else:
                 self._others.pop(fd).close()
                 ended |= self._heard.pop(fd, None) is not None
@@ -172,9 +186,10 @@ class Node:
     def tell(self, workers: int, *, news: bool) -> None:
         """Tell the other workers of this node how many live, and whether to read ``control/``."""
         self.workers, self._says_at = workers, self._clock.monotonic() + _SAYS_EVERY_S
+        self._news += news
         for other in self._others.values():
-            with suppress(OSError):  # a frozen worker's queue is full
-                other.send((_NEWS if news else _NO_NEWS) + str(workers).encode())
+            with suppress(OSError):  # a frozen worker's queue is full; the next number tells it
+                other.send(f"{self._news} {workers}".encode())
 
     def close(self) -> None:
         """Leave; another worker of the node becomes its observer."""

@@ -256,8 +256,11 @@ def meet(name: str, tries: int = _TRIES) -> tuple[socket.socket | None, socket.s
     """A new socket of this name, or one that is connected to it, or neither."""
     import socket
 
-    for _ in range(tries if name else 0):
-        found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for left in reversed(range(tries if name else 0)):
+        try:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:  # a limit of files, or a sandbox
+            break
         with suppress(OSError):  # another rank has it
             found.bind(name)
             found.listen(_MOST_RANKS)
@@ -268,7 +271,8 @@ def meet(name: str, tries: int = _TRIES) -> tuple[socket.socket | None, socket.s
             if is_own(found):
                 return None, found
         found.close()
-        time.sleep(_PAUSE_S)
+        if left:
+            time.sleep(_PAUSE_S)
     return None, None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from hpc_toolkit.worker import starting
 from hpc_toolkit.worker.node import Node
 from tests.manualclock import ManualClock
 
@@ -88,12 +91,13 @@ def test_a_worker_whose_observer_is_frozen_watches_itself(start: Start, clock: M
     first, second = start("a"), start("b")
     first.tick()
     second.tick()
-    clock.advance(21.0)
-    assert second.tick()  # it looks at once
+    looks = []
+    for _ in range(21):
+        clock.advance(1.0)
+        looks.append(second.tick())
     alone = second.observes
     assert alone
-    assert not second.tick()
-    assert first.mates == set()  # it may be frozen as well
+    assert sum(looks) == 1  # it looks at once
 
     first.tick()
     first.tick()
@@ -101,6 +105,88 @@ def test_a_worker_whose_observer_is_frozen_watches_itself(start: Start, clock: M
 
     assert not second.observes
     assert first.mates == {"b"}
+
+
+def test_an_observer_counts_a_frozen_worker_no_longer(start: Start, clock: ManualClock) -> None:
+    first, second = start("a"), start("b")
+    first.tick()
+    first.tick()
+    assert (first.mates, second.mates) == ({"b"}, set())
+
+    for _ in range(21):
+        clock.advance(1.0)
+        first.tick()
+
+    assert first.mates == set()
+    assert first.met == {"b"}
+
+
+def test_workers_that_wait_for_their_server_together_do_not_all_look(
+    start: Start, clock: ManualClock
+) -> None:
+    """Each would read the files of all the others as soon as the server answers again."""
+    first, second = start("a"), start("b")
+    for node in (first, second, first, second):
+        node.tick()
+
+    clock.advance(60.0)
+
+    assert not second.tick()
+    assert not second.observes
+    assert not first.tick()
+    assert first.mates == {"b"}
+
+
+def test_news_for_which_there_was_no_room_are_told_later(start: Start) -> None:
+    """A request to drain must reach a worker that was stopped for long."""
+    first, second = start("a"), start("b")
+    for node in (first, second, first, second):
+        node.tick()
+    for _ in range(5000):  # more than the kernel keeps
+        first.tell(2, news=False)
+    first.tell(2, news=True)
+    assert not second.tick()
+
+    first.tell(2, news=False)
+
+    assert second.tick()
+
+
+def test_a_worker_starts_where_no_socket_can_be_made(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    node = start("a")
+
+    assert not node.tick()
+    assert node.observes
+
+
+def test_workers_of_a_host_with_a_long_name_meet(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_HOST", "node." * 30)
+
+    assert [start(name).observes for name in "ab"] == [True, False]
+
+
+def test_a_worker_that_meets_nobody_does_not_sleep(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may have taken the name, and a worker calls this for each result."""
+    monkeypatch.setattr(starting, "is_own", lambda _: False)
+    first, second = start("a"), start("b")
+    assert first.observes
+    assert second.observes
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+
+    second.tick()
+
+    assert slept == []
 
 
 def test_a_run_on_a_disk_of_this_machine_needs_no_observer(start: Start) -> None:

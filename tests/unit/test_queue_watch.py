@@ -10,7 +10,7 @@ from hpc_toolkit.queue.assignment import Picker
 from hpc_toolkit.queue.control import ControlReader, DeathNotice, FreeUnit, give_free
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.pacing import Pacing
-from hpc_toolkit.queue.presence import FINISHED
+from hpc_toolkit.queue.presence import FINISHED, RUNNING
 from hpc_toolkit.queue.watch import Watch
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
@@ -192,6 +192,90 @@ def test_a_suspended_node_is_dead_after_a_full_lease(toy: ToyRun) -> None:
     assert crowd.node(3)[0] in {one for died in seen for one in died}
 
 
+class Observer:
+    """The observer of a node ``n0``, which looks every 20 s."""
+
+    def __init__(self, toy: ToyRun) -> None:
+        self.toy, self.clock = toy, ManualClock()
+        own = toy.worker("n0-900-0", host="n0")
+        liveness = Liveness(toy.paths, self.clock, host="n0", boot="b", lease_s=LEASE_S)
+        self.watch = Watch(liveness, own.name, self.clock)
+
+    def look(self, *mates: str, times: int = 1) -> tuple[set[str], list[str]]:
+        """Workers that died, and the files that were opened in the last look."""
+        died: set[str] = set()
+        for _ in range(times):
+            for _ in range(int(LOOK_S)):
+                self.clock.advance(1.0)
+                self.watch.moves()
+            with CountedCalls() as counted:
+                died |= self.watch.look(2, mates).keys()
+        return died, counted.opened()
+
+
+def test_i3_a_worker_of_the_own_node_is_seen_beside_many_that_died_before(toy: ToyRun) -> None:
+    """Their host was started again since, or their filesystem mounted again."""
+    for number in range(70):
+        toy.worker(f"n0-{100 + number}-0", host="n0", boot="before")
+    mate = toy.worker("n0-901-0", host="n0")
+    observer = Observer(toy)
+    observer.look(mate.name, times=20)
+
+    died, opened = observer.look(times=10)
+
+    assert mate.name in died
+    assert len(opened) <= 2
+
+
+def test_i3_a_worker_of_the_own_node_is_known_before_the_next_listing(toy: ToyRun) -> None:
+    observer = Observer(toy)
+    observer.look(times=2)
+    mate = toy.worker("n0-901-0", host="n0")
+    observer.watch.met = {mate.name}
+
+    assert observer.look()[1] == [f"{mate.name}.json"]
+
+
+def test_i3_a_worker_of_the_own_node_that_was_frozen_can_die(toy: ToyRun) -> None:
+    mate = toy.worker("n0-901-0", host="n0", boot="b")
+    observer = Observer(toy)
+    assert observer.look(times=10)[0] == {mate.name}
+    mate.presence.update()
+    assert observer.look(mate.name, times=2)[0] == set()
+
+    toy.paths.worker_lock(mate.name).touch()  # nobody holds it any more
+
+    assert observer.look()[0] == {mate.name}
+
+
+def test_a_look_does_not_read_all_workers_that_a_node_ever_had(toy: ToyRun) -> None:
+    for number in range(200):
+        toy.worker(f"n1-{100 + number}-0", host="n1").presence.update(state=FINISHED)
+    last = toy.worker("n1-900-0", host="n1", node=1)
+    observer = Observer(toy)
+
+    opened = [observer.look()[1] for _ in range(5)]
+
+    assert max(map(len, opened)) <= 64
+    assert opened[-1] == [f"{last.name}.json"]
+
+
+def test_a_node_is_not_dead_before_all_of_its_workers_were_looked_at(toy: ToyRun) -> None:
+    for number in range(300):
+        state = RUNNING if number < 2 else FINISHED
+        toy.worker(f"n1-{100 + number}-0", host="n1").presence.update(state=state)
+    last = toy.worker("n1-900-0", host="n1", node=1)
+    other = toy.worker("n2-900-0", host="n2", node=1)
+    observer = Observer(toy)
+    died: set[str] = set()
+    for _ in range(6):
+        other.presence.update()
+        last.presence.update()
+        died |= observer.look()[0]
+
+    assert died == set()
+
+
 def test_a_worker_that_woke_up_is_watched_again(toy: ToyRun) -> None:
     """Slurm suspends and continues jobs."""
     crowd = Crowd(toy, 8)
@@ -328,6 +412,23 @@ def test_i5_a_heartbeat_refutes_what_another_worker_found(
 
     assert idle.take() is None
     assert finder.take() is None
+
+
+def test_i3_a_worker_whose_death_was_refuted_can_die_again(
+    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
+) -> None:
+    toy, clock, dead, _ = lost
+    idle = Taker(toy, clock, "n3-1-0")
+    for number in range(2):
+        beat = dead.presence.presence.heartbeat
+        owner = DeathNotice(worker=dead.name, heartbeat=beat, explained="", evidence="lease")
+        give_free(toy.paths, FreeUnit("items", toy.unit_name(0), 1, owner), "n2-1-0")
+        idle.hear()
+        if number == 0:
+            dead.presence.update()
+        clock.advance(20.0)
+        taken = idle.take()
+        assert taken == (None if number == 0 else (toy.unit_name(0), 2))
 
 
 def test_of_many_idle_workers_not_all_try_at_once(

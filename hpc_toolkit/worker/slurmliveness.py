@@ -179,7 +179,10 @@ def main(arguments: list[str]) -> int:
     before = _living(paths, [name for name in names if host_part(name) in lost], cluster)
     if before:
         # A node whose slurmd alone has died is lost for Slurm, and its workers go on.
-        time.sleep(_BEATS_S)
+        intervals: dict[str, float] = {}
+        for one in before:  # the observer's is the shortest
+            intervals[one.host] = min(one.interval_s, intervals.get(one.host, one.interval_s))
+        time.sleep(max(_BEATS_S, MISSED * max(intervals.values())))
         after = {one.worker: one for one in _living(paths, [o.worker for o in before], cluster)}
         beat = {one.host for one in before if after.get(one.worker) != one}
         _notice(paths, [one for one in before if one.host not in beat])

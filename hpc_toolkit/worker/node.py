@@ -164,11 +164,13 @@ class Node:
         for fd in readable(listener.fileno(), *self._others, timeout_s=0.0):
             if fd == listener.fileno():
                 with suppress(OSError):
-                    while len(self._others) < _MOST:
+                    for _ in range(_MOST - len(self._others)):  # others may try without an end
                         other, _ = listener.accept()
                         other.setblocking(False)
                         if is_own(other):
                             self._others[other.fileno()] = other
+                        else:
+                            other.close()
                 continue
             said = b""
             with suppress(ConnectionError):

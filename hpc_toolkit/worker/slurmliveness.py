@@ -171,9 +171,13 @@ def main(arguments: list[str]) -> int:
     beats = {name: beat for name, _, beat in (word.rpartition(":") for word in arguments[1:])}
     known = _living(paths, [*beats], cluster)
     silent = [one for one in known if str(one.heartbeat) == beats[one.worker]]
-    _notice(paths, silent)
+    jobs = _notice(paths, silent)
     asked = {host_part(one.worker) for one in silent}
     names = [name[:-5] for name in files.list_names(paths.workers) if name.endswith(".json")]
+    if waiting := {key: job for key, job in jobs.items() if _EXPLAINED.get(job.state) == SUSPENDED}:
+        # Others watch the job's other nodes, and may not ask before these would count as dead.
+        others = _living(paths, [name for name in names if name not in beats], cluster)
+        give_notice(paths, judge(others, waiting, {}))
     nodes = node_states(sorted({*map(host_part, names)} - asked), timeout_s=_PATIENCE_S)
     lost = {name for name, node in nodes.items() if node.failed}
     before = _living(paths, [name for name in names if host_part(name) in lost], cluster)
@@ -196,8 +200,8 @@ def _living(paths: RunPaths, names: list[str], cluster: str) -> list[Presence]:
     return [one for one in found if one.cluster == cluster and one.job and one.state != FINISHED]
 
 
-def _notice(paths: RunPaths, silent: list[Presence]) -> None:
-    """Ask Slurm about these workers, and write its answer."""
+def _notice(paths: RunPaths, silent: list[Presence]) -> dict[str, JobRecord]:
+    """Ask Slurm about these workers, and write its answer; the records of their jobs."""
     # Imported here, because workers import this module too but do not call this.
     from hpc_toolkit.slurm.client import job_states
     from hpc_toolkit.slurm.controller import node_states
@@ -206,6 +210,7 @@ def _notice(paths: RunPaths, silent: list[Presence]) -> None:
     nodes = node_states(sorted({one.host for one in silent}), timeout_s=_PATIENCE_S)
     if notices := judge(silent, jobs, nodes):
         give_notice(paths, notices)
+    return jobs
 
 
 if __name__ == "__main__":

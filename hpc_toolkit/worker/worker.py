@@ -111,15 +111,6 @@ class Worker:
         )
         self.name = own.name
         self._drain = kept.drain
-        self._node = Node(paths.root, own.name, clock, local=own.local)
-        self._pacing = Pacing(
-            clock,
-            local=own.local,
-            workers=own.workers,
-            lease_s=lease_s,
-            seed=own.name,
-            watchers=self._node.of_the_step(own.workers),
-        )
         limit_s = None if own.local else LIMIT_S
         self._view = view = RunView(paths, manifest, local=own.local, limit_s=limit_s)
         view.readers[own.name] = own.journal.reader()
@@ -147,6 +138,16 @@ class Worker:
             world_size=rank.world_size,
             restarted=rank.restart > 0,
             holds=self._holds,
+        )
+        # What is left to do here raises no OSError, after which others would wait for this one.
+        self._node = Node(paths.root, own.name, clock, local=own.local)
+        self._pacing = Pacing(
+            clock,
+            local=own.local,
+            workers=own.workers,
+            lease_s=lease_s,
+            seed=own.name,
+            watchers=self._node.of_the_step(own.workers),
         )
         every_s = self._pacing.judge_s
         self._host_watch = HostWatch(

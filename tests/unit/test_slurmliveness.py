@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.slurm import client, controller
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
-from hpc_toolkit.worker.slurmliveness import SlurmLiveness, judge
+from hpc_toolkit.worker.slurmliveness import SlurmLiveness, judge, main
 from tests.manualclock import ManualClock
 
 SILENT = Presence(
@@ -74,6 +75,24 @@ def test_a_lost_node_is_a_death_although_the_job_runs(node: NodeRecord, dead: bo
     notices = judge([SILENT], said("RUNNING"), {"n3": node})
 
     assert [notice.explained for notice in notices] == (["node failure"] if dead else [])
+
+
+def test_all_nodes_of_a_suspended_job_are_known_by_one_question(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else those that other workers watch would count as dead after half a lease."""
+    for name, job in (("n3-1-a", "17"), ("n4-1-a", "17"), ("n5-1-a", "18")):
+        one = replace(SILENT, worker=name, host=name[:2], job=job)
+        PresenceFile(paths.worker(name), one).close()
+    records = said("SUSPENDED")
+    monkeypatch.setattr(client, "job_states", lambda ids, **_: {one: records[one] for one in ids})
+    monkeypatch.setattr(controller, "node_states", lambda _, **__: {})
+
+    assert main([str(paths.root), f"n3-1-a:{SILENT.heartbeat}"]) == 0
+
+    _, notices = ControlReader(paths).poll()
+    assert sorted(one.worker for one in notices) == ["n3-1-a", "n4-1-a"]
+    assert {one.explained for one in notices} == {"suspended"}
 
 
 class Asking(SlurmLiveness):

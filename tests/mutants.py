@@ -211,6 +211,22 @@ MUTANTS = (
     ),
     Mutant(
         "I3",
+        "a lock that another host saw free is a death for ever",
+        "queue/leases.py",
+        "(freed and self._lock_is_free(worker))",
+        "freed",
+        ("test_queue_leases.py",),
+    ),
+    Mutant(
+        "I3",
+        "a frozen worker that went on cannot die again",
+        "queue/watch.py",
+        "            self._gone.difference_update(mates)\n",
+        "",
+        ("test_queue_watch.py",),
+    ),
+    Mutant(
+        "I3",
         "a node dies with the worker that watches for it",
         "queue/watch.py",
         "max(lease_s - longest_s, _BEATS * interval_s - min(silences)[0])",

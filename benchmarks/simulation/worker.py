@@ -83,6 +83,9 @@ class SimulatedNode(Node):
         self._clock, self._worker = site.clock, name
         self._there = site.nodes.setdefault(host, [])
         self._there.append(self)
+        self.met = set()
+        for one in self._there:
+            one.met.add(name)
         self._news = not self.observes
         self.workers = 0
 

@@ -203,14 +203,15 @@ class Observer:
 
     def look(self, *mates: str, times: int = 1) -> tuple[set[str], list[str]]:
         """Workers that died, and the files that were opened in the last look."""
-        died: set[str] = set()
+        died, opened = set[str](), list[str]()
         for _ in range(times):
             for _ in range(int(LOOK_S)):
                 self.clock.advance(1.0)
                 self.watch.moves()
             with CountedCalls() as counted:
                 died |= self.watch.look(2, mates).keys()
-        return died, counted.opened()
+            opened = counted.opened()
+        return died, opened
 
 
 def test_i3_a_worker_of_the_own_node_is_seen_beside_many_that_died_before(toy: ToyRun) -> None:

@@ -77,7 +77,7 @@ class Node:
         """The name of the worker at each socket, and when it wrote last."""
         self._says_at = self._told_at = 0.0
         self._ticked_at = clock.monotonic()
-        self._new, self._alone, self._news = True, False, 0
+        self._new, self._alone, self._told = True, False, 0
         self.met: set[str] = set()
         """All workers of this node that this observer heard of."""
         self.workers = 0
@@ -150,9 +150,9 @@ class Node:
                     self._observer = None
                     self._join(tries=1)
                     return True
-                before, self._told_at = self._news, self._clock.monotonic()
-                self._news, self.workers = map(int, said.split())
-                news |= self._news != before
+                before, self._told_at = self._told, self._clock.monotonic()
+                self._told, self.workers = map(int, said.split())
+                news |= self._told != before
         alone, self._alone = self._alone, self.observes
         return news or self._alone > alone
 
@@ -188,10 +188,10 @@ class Node:
     def tell(self, workers: int, *, news: bool) -> None:
         """Tell the other workers of this node how many live, and whether to read ``control/``."""
         self.workers, self._says_at = workers, self._clock.monotonic() + _SAYS_EVERY_S
-        self._news += news
+        self._told += news
         for other in self._others.values():
             with suppress(OSError):  # a frozen worker's queue is full; the next number tells it
-                other.send(f"{self._news} {workers}".encode())
+                other.send(f"{self._told} {workers}".encode())
 
     def close(self) -> None:
         """Leave; another worker of the node becomes its observer."""

@@ -159,6 +159,7 @@ class Picker(Record, frozen=False, stateful=True):
                 if unit is None:
                     break
                 if stage.claims.generation(unit.name):
+                    self._prune(name, stage)  # each choice looks at all groups that are left
                     continue
                 if stage.claims.create(unit.name, 1, self.worker):
                     return Assignment(stage, unit, 1)

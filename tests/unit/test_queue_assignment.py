@@ -131,6 +131,35 @@ def test_fresh_begins_the_groups_that_take_longest_as_others_of_their_kin_did(
     assert order == ["small"] * 3 + ["large"] * 2 * 4 + ["small"] * 3 * 3
 
 
+def test_groups_that_others_claimed_are_weighed_once_for_all(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a worker among thousands chooses for seconds after it listed the claims."""
+    from hpc_toolkit.run import create_run
+    from hpc_toolkit.rundir.layout import Manifest
+    from tests.toyrun import spec_of
+
+    items: list[dict[str, Any]] = [{"checkpoint": f"step{step}"} for step in range(40)]
+    manifest = Manifest(run="r", stages=(spec_of(group_by="checkpoint"),))
+    run = create_run(fast_dir / "r", manifest, {"items": items}, sealed=True)
+    view, weighed = RunView(run.paths, run.manifest), list[str | None]()
+    picker = Picker(view, FakeLiveness(), ManualClock(), "w")  # type: ignore[arg-type]
+    assert picker.fresh(NOTHING) is not None
+    stage, other = view.stages["items"], ToyWorker(run.paths, "other")
+    for unit in stage.state.units:
+        other.claim(unit)
+    view.poll_claims()
+
+    def precedence(group: str | None) -> float:
+        weighed.append(group)
+        return 1.0
+
+    monkeypatch.setattr(stage.durations, "precedence", precedence)
+
+    assert picker.fresh(NOTHING) is None
+    assert len(weighed) < 40
+
+
 def test_i3_the_unit_of_a_dead_owner_is_free_at_once(toy: ToyRun) -> None:
     dead = toy.worker("dead")
     dead.claim(toy.unit_name(0))

@@ -34,7 +34,7 @@ COMMANDS = {
     "runs": ("init", "items", "try", "trust"),
     "working": ("work",),
     "statusview": ("status",),
-    "gathering": ("gather", "snapshot", "export"),
+    "gathering": ("gather", "export"),
     "reading": ("explain", "logs", "add", "seal", "retry", "drain", "events"),
     "campaigns": ("report", "campaign"),
     "search": ("study",),

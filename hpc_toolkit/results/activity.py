@@ -270,8 +270,6 @@ class _Reader:
         self.found.outcomes[attempt.outcome] += 1
         if attempt.end is None:
             return  # its worker died; what is left of its life is counted at its end
-        if attempt.begin is None and attempt.outcome != records.KILLED:
-            return  # imported from a snapshot
         begin = attempt.end if attempt.begin is None else attempt.begin
         worker = self._worker(attempt.worker, begin)
         if attempt.begin is not None:

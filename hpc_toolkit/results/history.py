@@ -275,8 +275,7 @@ class History:
         path, end = self.view.paths.journal(worker), end_of_journal(self.view, worker)
         release = next_release(path, line.start, end, min(chunk_of(self.view), _AHEAD))
         began = None
-        imported = "from" in line.record  # its items ran in the run of the snapshot
-        if release is not None and not imported and run == _run_of(release):
+        if release is not None and run == _run_of(release):
             began = round(release["at"] - release["seconds"], 3)
             # It lies between the two lines, but all of these times are rounded.
             between = min(max(began, before), line.record["at"])
@@ -306,14 +305,14 @@ class History:
 
     def _attempt(self, unit: _Unit, worker: str, line: Line) -> Attempt:
         record = line.record
-        outcome, imported = record["type"], "from" in record
+        outcome = record["type"]
         if outcome == records.DONE and not unit.counts(worker, line):
             outcome = records.DUPLICATE
         return self._ended(
             unit,
             record,
             worker=worker,
-            begin=None if imported else round(record["at"] - record["seconds"], 6),
+            begin=round(record["at"] - record["seconds"], 6),
             end=record["at"],
             outcome=outcome,
             error=first_line(record.get("error", "")),

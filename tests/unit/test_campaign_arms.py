@@ -22,7 +22,6 @@ from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
-from hpc_toolkit.results.snapshots import read_rows
 from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.loading import load_workload
@@ -353,7 +352,10 @@ def test_gather_writes_the_evaluations_that_a_search_inherited_with_their_source
 
     assert "inherited_from" not in (tmp_path / "first.jsonl").read_text()
     assert said.endswith(f"8 rows in {tmp_path}/second.csv, 4 of them inherited from {first}\n")
-    before, after = (read_rows(tmp_path / name) for name in ("first.jsonl", "second.jsonl"))
+    before, after = (
+        list(map(json.loads, (tmp_path / name).read_text().splitlines()))
+        for name in ("first.jsonl", "second.jsonl")
+    )
     assert [row["inherited_from"] for row in after] == [str(first)] * 4 + [None] * 4
     assert [row["item"] for row in after[4:]] == published
     scores = {arm_id(row["item"]): row["value"] for row in before}

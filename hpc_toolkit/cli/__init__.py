@@ -35,7 +35,7 @@ COMMANDS = {
     "working": ("work",),
     "statusview": ("status",),
     "gathering": ("gather", "export"),
-    "reading": ("explain", "logs", "add", "seal", "retry", "drain", "events"),
+    "reading": ("explain", "logs", "add", "seal", "retry", "drain"),
     "campaigns": ("report", "campaign"),
     "search": ("study",),
     "launch": ("launch",),

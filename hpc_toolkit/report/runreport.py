@@ -14,7 +14,7 @@ from hpc_toolkit.report.figures import moment
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import failed_items, panel, short, time_left
 from hpc_toolkit.results.activity import OTHERS, Activity
-from hpc_toolkit.results.records import Attempt
+from hpc_toolkit.results.history import Attempt
 from hpc_toolkit.results.sums import ACCURACY, HostLoad, Range, group_name
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.quantities import counted, format_duration

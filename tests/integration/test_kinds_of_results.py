@@ -166,7 +166,6 @@ def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(
         ("status", "run", "--json"),
         ("report", "run"),
         ("explain", "run", "--item", "0"),
-        ("events", "run"),
         ("logs", "run", "--item", "0"),
         ("doctor", "run"),
         *(("gather", "run", "-o", f"rows.{s}") for s in ("jsonl", "json", "csv", "npz", "parquet")),

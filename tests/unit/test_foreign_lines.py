@@ -20,7 +20,7 @@ from hpc_toolkit.doctor.sides import Verdict
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.results.activity import read_activity
-from hpc_toolkit.results.events import EventReader, Trace
+from hpc_toolkit.results.events import RecentEvents, Trace
 from hpc_toolkit.results.explain import explain, find_item
 from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.results.history import History
@@ -92,11 +92,9 @@ def read_all(run: Run, clock: ManualClock) -> None:
     for number in range(ITEMS):
         life_lines(explain(view, find_item(view, str(number))))
         list(_log_parts(run, None, str(number)))
-    history = History(view)
-    history.refresh()
-    read_activity(history, clock)
+    read_activity(History(view), clock)
     list(Trace(view))
-    list(EventReader(History(view, clock)).poll())
+    RecentEvents(view).read(view.presences(), set(), [])
     read_work(view, clock, given="run")
     what_is_left(view, clock, job=None, watch_s=0.0, pause=lambda _: None)
     assert read_facts(run).problems == []

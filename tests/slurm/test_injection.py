@@ -213,9 +213,8 @@ def test_what_the_script_and_bash_call_their_own_is_refused_or_exported_as_asked
     every = subprocess.run(["bash", "-c", "compgen -v"], capture_output=True, check=True, text=True)
     lines = [
         line.strip()
-        for template in render.template_names()
-        for text in render._lineage(template + ".sbatch.j2")
-        for line in text.splitlines()
+        for template in ("base", "plain", *render.template_names())
+        for line in render._source(template + ".sbatch.j2").splitlines()
         if not line.startswith("#") and "log " not in line
     ]
     # A function's own shadow the user's; everything else stands beside them.

@@ -80,7 +80,7 @@ def status(run: str | None, **given: Any) -> None:
     hooks = _hooks(given, watch=watch)
     screen = False
     if watch and not as_json:
-        from hpc_toolkit.cli.screen import is_capable
+        from hpc_toolkit.cli.liveview import is_capable
 
         screen = is_capable(sys.stdin, sys.stdout)
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:

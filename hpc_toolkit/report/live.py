@@ -31,7 +31,7 @@ from hpc_toolkit.report.terminal import Look, draw, draw_line, text_indent
 from hpc_toolkit.results.workers import ALIVE, DIED, HostLine, WorkerLine
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.system.quantities import counted, format_duration
-from hpc_toolkit.system.terminal import columns, cut, pad, printable, split_at, wrap
+from hpc_toolkit.system.terminal import columns, cut, pad, printable, split_at
 
 if TYPE_CHECKING:
     from hpc_toolkit.results.events import Recent
@@ -43,24 +43,7 @@ _NARROW = 49
 _EVENTS = 5
 """Events that stay on the screen although not all hosts fit."""
 _OLD_S = 5.0
-_KEYS = (
-    ("d", "drain"),
-    ("r", "retry"),
-    ("e", "explain"),
-    ("l", "log"),
-    ("w", "workers"),
-    ("?", "help"),
-    ("q", "quit"),
-)
-HELP = (
-    "d        ask all workers to exit after their current item",
-    "r        make failed items pending again",
-    "e        explain the first failure: its attempts and the traceback",
-    "l        show the end of a log: of the worker with the newest failure shown, else of a job",
-    "w        show every host and its workers",
-    "j, k     scroll by a line; also the arrow keys, page up, page down, g and G",
-    "q        quit; the run goes on",
-)
+_KEYS = ("w workers  j, k scroll  q quit", "w  j k  q quit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +58,6 @@ class Live:
     """Seconds since the worker was read that was not read for the longest time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A text in place of the run's state."""
-
-    title: str
-    lines: Sequence[str]
-
-
 @dataclass(slots=True)
 class Choices:
     """What the user chose to see."""
@@ -93,34 +68,16 @@ class Choices:
     """Whether these workers are shown with their CPUs, GPUs and memory."""
     offset: int = 0
     """Lines scrolled past."""
-    page: Page | None = None
-    question: str = ""
-    """A question in the last line."""
     message: str = ""
-    """The answer to the last key."""
-    is_error: bool = False
+    """A warning in place of the line of keys."""
 
 
 def screen_lines(live: Live, chosen: Choices, look: Look, rows: int) -> list[str]:
     """The lines of a screen of ``rows`` rows; corrects an offset beyond the end."""
     room = max(1, rows - 1)
-    if chosen.page is not None:
-        title = [Row("", chosen.page.title, is_title=True)]
-        head, body = draw(title, look), _page_lines(chosen.page, look)
-    else:
-        fitted = None if chosen.expanded or chosen.offset else room
-        lines = _body(live, look, chosen, fitted)
-        head, body = lines[:1], lines[1:]
-    shown = _window(head, body, chosen, room, look)
+    lines = _body(live, look, chosen, None if chosen.expanded or chosen.offset else room)
+    shown = _window(lines[:1], lines[1:], chosen, room, look)
     return [*shown, *[""] * (room - len(shown)), _footer(chosen, look)][:rows]
-
-
-def _page_lines(page: Page, look: Look) -> list[str]:
-    return [
-        part
-        for line in page.lines
-        for part in wrap(look.plain(line.replace("\t", "    ")), look.columns, indent="  ")
-    ]
 
 
 def _window(head: list[str], body: list[str], chosen: Choices, room: int, look: Look) -> list[str]:
@@ -221,18 +178,9 @@ def _cut(text: str, look: Look) -> str:
 
 
 def _footer(chosen: Choices, look: Look) -> str:
-    if chosen.question:
-        answers = " (y/n)"
-        asked = cut(look.plain(chosen.question), look.columns - len(answers))
-        return draw_line(asked + answers, WARN, look)
     if chosen.message:
-        return draw_line(chosen.message, BAD if chosen.is_error else "", look)
-    if chosen.page is not None:
-        return draw_line("j, k scroll  q back", DIM, look)
-    keys = "  ".join(f"{key} {word}" for key, word in _KEYS)
-    letters = " ".join(key for key, _ in _KEYS)
-    fitting = (keys, letters.replace(" ? q", "  ? help  q quit"), letters)
-    return draw_line(next(one for one in fitting if len(one) <= look.columns), DIM, look)
+        return draw_line(chosen.message, BAD, look)
+    return draw_line(next((one for one in _KEYS if len(one) <= look.columns), "q quit"), DIM, look)
 
 
 _STYLES = {

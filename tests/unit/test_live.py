@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.report.live import Choices, Live, Page, screen_lines
+from hpc_toolkit.report.live import Choices, Live, screen_lines
 from hpc_toolkit.report.terminal import Look
 from hpc_toolkit.results.events import Recent
 from hpc_toolkit.results.explain import Failures
@@ -72,8 +72,8 @@ def plain(line: str) -> str:
 @pytest.mark.parametrize("unicode", [False, True])
 @pytest.mark.parametrize(
     "chosen",
-    [Choices(), Choices(expanded=True, offset=40), Choices(page=Page("t", [f"x{BAD}" * 50] * 99))],
-    ids=["all", "expanded", "page"],
+    [Choices(), Choices(expanded=True, offset=40), Choices(message=BAD)],
+    ids=["all", "expanded", "message"],
 )
 def test_a_screen_is_filled_and_nothing_controls_the_terminal(
     columns: int, rows: int, colour: bool, unicode: bool, chosen: Choices
@@ -101,4 +101,4 @@ def test_at_80x24_all_that_is_important_fits_and_hosts_give_way() -> None:
     assert re.search(r"and \d+ more hosts \(w shows all\)", text)
     assert "event 0" in text
     assert "more lines" not in text
-    assert lines[-1].startswith("d drain")
+    assert lines[-1].startswith("w workers")

@@ -27,6 +27,7 @@ from replay import Asks, ScoreTable, score_table
 from resultsfile import facts, table, write_section
 from scoretable import read_score_table
 
+from hpc_toolkit.bandit import TaskSet
 from hpc_toolkit.bandit.arms import ArmTable
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def drawn(scores: ScoreTable, seed: int, tasks: int) -> ScoreTable:
     cut = np.ix_(kept, columns)
     return ScoreTable(
         arms=ArmTable(tuple(scores.arms.arms[i] for i in kept), scores.arms.feature_names),
-        tasks=scores.tasks.part(columns),
+        tasks=TaskSet(tuple(scores.tasks.names[i] for i in columns)),
         scores=scores.scores[cut],
         seconds=None if scores.seconds is None else scores.seconds[cut],
         stderrs=None if scores.stderrs is None else scores.stderrs[cut],

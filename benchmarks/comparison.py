@@ -16,7 +16,7 @@ from hpc_toolkit.bandit import asktell
 from hpc_toolkit.bandit.rules.gp import OptunaTpe
 from hpc_toolkit.errors import ConfigError
 
-KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
+KEPT = ("name", "arms", "seed", "tasks", "stop")
 """Arguments of ``make_policy`` that a comparison sets itself."""
 
 

@@ -12,14 +12,7 @@ import numpy as np
 
 from hpc_toolkit.bandit.arms import ArmTable
 from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet, look_up
-from hpc_toolkit.bandit.rewards import (
-    OF_EACH_ARM,
-    WORDS,
-    Reward,
-    check_scalariser,
-    gaps_of,
-    rewards_of,
-)
+from hpc_toolkit.bandit.rewards import Reward, gaps_of, rewards_of
 from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, RandomOrder, Rule, TaskResults
 from hpc_toolkit.bandit.rules.gp import EACH, GpEi, GpUcb, OptunaTpe
 from hpc_toolkit.bandit.rules.racing import Racing
@@ -59,7 +52,6 @@ class Policy:
     rule: Rule
     seed: int
     tasks: TaskSet
-    scalariser: str = "mean"
     stop_rules: StopRules | None = None
 
     def __post_init__(self) -> None:
@@ -94,17 +86,14 @@ class Policy:
         known = self._tells.get(index)
         self._tells[index] = observation if known is None else merged(known, observation)
         self._results.take(index, observation)
-        if self.scalariser in OF_EACH_ARM:
-            self._rewards.pop(index, None)
-        else:
-            self._rewards.clear()
+        self._rewards.pop(index, None)
 
     def best(self) -> Recommendation | None:
         """Return the best arm told so far; None while no arm has a reward."""
         history = self._history(())
-        results, scalariser = history.results, self.scalariser
+        results = history.results
         for found in self._finalists(history):
-            rewards = rewards_of(results, found.arms, tasks=found.tasks, scalariser=scalariser)
+            rewards = rewards_of(results, found.arms, tasks=found.tasks)
             if rewards:
                 break
         else:
@@ -112,7 +101,7 @@ class Policy:
         order = sorted(rewards, key=lambda i: (-round(rewards[i].mean, TIE_DECIMALS), i))
         top = order[0] if found.leader is None else found.leader
         others = [i for i in order if i != top]
-        gaps = gaps_of(results, top, others, tasks=found.tasks, scalariser=scalariser)
+        gaps = gaps_of(results, top, others, tasks=found.tasks)
         behind = zip(others, gaps, strict=True)
         ties = [i for i, gap in behind if _is_tie(gap, rewards[top], rewards[i])]
         names = [results.tasks.names[task] for task in found.tasks]
@@ -123,7 +112,6 @@ class Policy:
             stderr=rewards[top].stderr,
             ties=tuple(self.arms.ids[i] for i in ties),
             failed=tuple(name for name in names if name in told.failed),
-            scalariser=WORDS[self.scalariser],
             tasks=tuple(name for name in names if name in told.scores),
             dropped=tuple(results.tasks.names[task] for task in sorted(found.dropped)),
         )
@@ -135,8 +123,7 @@ class Policy:
         """
         if self.stop_rules is None:
             return None
-        history = self._history(pending)
-        return self.stop_rules.reason(history, judged=self.rule.finalists(history), wall_s=wall_s)
+        return self.stop_rules.reason(self._history(pending), wall_s=wall_s)
 
     def _history(self, pending: Sequence[str | Pull]) -> History:
         pulls = [Pull(pull) if isinstance(pull, str) else pull for pull in pending]
@@ -145,7 +132,7 @@ class Policy:
         whole = np.flatnonzero(results.told.all(axis=1)).tolist()
         waiting = np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist()
         if new := [index for index in whole if index not in self._rewards]:
-            found = rewards_of(results, new, scalariser=self.scalariser)
+            found = rewards_of(results, new)
             self._rewards |= {index: found.get(index) for index in new}
         rewards = {i: reward for i in whole if (reward := self._rewards[i]) is not None}
         return History(
@@ -156,7 +143,6 @@ class Policy:
             failed=tuple(index for index in whole if index not in rewards),
             pending=tuple(waiting),
             results=results,
-            scalariser=self.scalariser,
         )
 
     def _finalists(self, history: History) -> Iterator[Finalists]:
@@ -219,16 +205,15 @@ def make_policy(
     seed: int,
     *,
     tasks: TaskSet = ONE_TASK,
-    scalariser: str = "mean",
     stop: StopRules | None = None,
     **options: Any,
 ) -> Policy:
     """Create a policy without any results, from its name and options or from a rule.
 
-    An arm is complete when all ``tasks`` were told, in any number of tells. ``scalariser`` turns an
-    arm's scores into one reward. ``stop`` are the rules that the policy's method ``stop`` checks.
+    An arm is complete when all ``tasks`` were told, in any number of tells. ``stop`` are the rules
+    that the policy's method ``stop`` checks.
 
-    Raises ConfigError for an unknown name, scalariser or option, with the nearest known one; for a
+    Raises ConfigError for an unknown name or option, with the nearest known one; for a
     seed that is not a whole number from 0; and for arguments that do not fit together.
     """
     rule = policy if isinstance(policy, Rule) else _made(policy, options)
@@ -236,11 +221,7 @@ def make_policy(
         raise ConfigError(f"seed is {seed!r}", hint="a whole number, 0 or more")
     if not tasks.names:
         raise ConfigError("the task set is empty", hint="give at least one task")
-    check_scalariser(scalariser, tasks)
-    if rule.name == Racing.name and scalariser != "mean":
-        message = f"policy {rule.name!r} needs the scalariser 'mean', not {scalariser!r}"
-        raise ConfigError(message, hint="use the scalariser 'mean', or another policy")
-    return Policy(arms, rule, seed, tasks, scalariser, stop)
+    return Policy(arms, rule, seed, tasks, stop)
 
 
 def _made(name: str, options: Mapping[str, Any]) -> Rule:

@@ -162,8 +162,6 @@ class History:
     pending: tuple[int, ...]
     """Ascending indices of the arms that are being evaluated on any task."""
     results: TaskResults
-    scalariser: str = "mean"
-    """How scores become rewards: a name in ``rewards.SCALARISERS``."""
 
     @cached_property
     def taken(self) -> frozenset[int]:

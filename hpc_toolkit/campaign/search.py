@@ -87,7 +87,6 @@ def make_tasks(campaign: Campaign) -> bandit.TaskSet:
     return bandit.TaskSet(
         work.names,
         seconds=tuple(work.seconds[name] for name in work.names if work.seconds),
-        kinds=tuple(work.kinds[name] for name in work.names if work.kinds),
     )
 
 
@@ -136,14 +135,12 @@ def policy_of(campaign: Campaign, arms: bandit.ArmTable) -> bandit.Policy:
         evaluations=search.evaluations,
         gpu_s=None if search.gpu_hours is None else search.gpu_hours * HOUR_S,
         wall_s=None if search.wall_hours is None else search.wall_hours * HOUR_S,
-        win_probability=search.win_probability,
     )
     return bandit.make_policy(
         policy,
         arms,
         campaign.seed,
         tasks=make_tasks(campaign),
-        scalariser=search.scalariser,
         stop=stop,
         **options,
     )

@@ -197,16 +197,11 @@ def summary_lines(summary: Summary) -> list[str]:
     lines = [f"policy          {summary.policy}: {arms}, {spent}{before}"]
     if summary.ended is not None:
         lines.append(f"  ended         {summary.ended}")
-    if summary.scalariser != "mean over tasks":
-        lines.append(f"  rewards       {summary.scalariser}")
     none = ["best arm        none: no arm has a reward"]
     lines += _best_lines(summary, summary.best) if summary.best else none
     if summary.failed_tasks:
         lines.append(f"failed tasks    {summary.failed_tasks}, left out of the means")
         lines.append(f"  the first     {summary.failure}")
-    for alike in summary.same_metrics:
-        shown = ", ".join(alike[:4]) + (", ..." if len(alike) > 4 else "")
-        lines.append(f"warning         equal metrics of all layers, so the same weights? {shown}")
     return lines
 
 

@@ -43,7 +43,7 @@ RACES, MADE_UP = 200, 24
 PULLS, GPUS = 60, 32
 CHOSEN = (
     "These defaults were chosen by searches on 175 layers of Pythia-410m and 32 tasks: gp-ucb as "
-    "the default policy, its kernel and beta, c and first of racing, the redraws of optuna-tpe, "
+    "the default policy, its kernel and beta, c and first of racing, "
     "and the shape of the generated scores. So on that table these numbers do not test them."
 )
 """A caveat for reading the numbers."""
@@ -118,7 +118,6 @@ def _ratios(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     lines = []
     for one, other in (
         ("gp-ucb", "random"),
-        ("gp-ucb", "optuna-tpe"),
         ("gp-ucb, rounds:8", "gp-ucb"),
         ("gp-ucb, window:8", "gp-ucb"),
     ):

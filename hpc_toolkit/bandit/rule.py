@@ -42,7 +42,6 @@ class Stream(IntEnum):
     """The same stream as the bare seed, with which the policy ``random`` orders the arms."""
     GP_SAMPLE = 2
     MADE_TASKS = 8
-    OPTUNA = 9
     SURFACE = 10
     """The mean rewards of a synthetic score table."""
     PILOT = 32

@@ -11,8 +11,7 @@ from hpc_toolkit import bandit
 from hpc_toolkit.bandit.rewards import Reward, rewards_of
 from hpc_toolkit.bandit.rule import TaskResults
 from hpc_toolkit.campaign.coordinator import arm_of
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, read_decisions
-from hpc_toolkit.campaign.known import rows_of
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, read_decisions, rows_of
 from hpc_toolkit.campaign.search import (
     CampaignSearch,
     as_decided,

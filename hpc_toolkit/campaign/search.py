@@ -16,8 +16,7 @@ from hpc_toolkit.bandit.asktell import TASK_RULES, round_options, scale_options
 from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.bandit.rule import OwnRule, Rule
 from hpc_toolkit.campaign.arms import TASK, arm_id
-from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
-from hpc_toolkit.campaign.known import known_rows
+from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns, known_rows
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.campaign.tables import BUDGETS, search_table
 from hpc_toolkit.errors import ConfigError, RunError

@@ -118,7 +118,7 @@ def _with_inherited(run: Run, stage: str | None, table: Table) -> list[Row] | Ta
     """Rows of a search, after those of the results that it started from."""
     if run.manifest.campaign is None or stage not in (None, run.manifest.stages[-1].name):
         return table
-    from hpc_toolkit.campaign.known import with_inherited  # lists do without numpy
+    from hpc_toolkit.campaign.decisions import with_inherited  # lists do without numpy
 
     return with_inherited(run.view, run.manifest, table.rows)
 

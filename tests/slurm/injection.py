@@ -203,7 +203,7 @@ SITE = (
         lambda text: Asked(
             {"container": "/x.sif", **INSIDE}, f"container_runtime = {toml(text)}\n"
         ),
-        ("{}", "podman{}", "/x/{}/podman", "shifter {}"),
+        ("{}", "podman{}", "/x/{}/podman", "apptainer {}"),
     ),
     own("gpu_type", "{}", "l{}", needs=GPU),
     own("gpu_request", "{}", needs=GPU),

@@ -24,7 +24,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "random": {},
     "gp-ucb": {},
     "gp-ei": {},
-    "optuna-tpe": {},
     "racing": {},
     "racing in blocks": {"c": 1.0, "first": 2, "block": 2},
     "racing untimed": {"tasks": UNTIMED},

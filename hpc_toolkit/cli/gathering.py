@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.valuefiles import Values
 
-OUT = many("out", ".jsonl, .json, .csv, .npz or .parquet; - is stdout", "FILE")._replace(short="-o")
+OUT = many("out", ".jsonl, .json, .csv or .parquet; - is stdout", "FILE")._replace(short="-o")
 PANELS: Panels = {
     "Options": (
         OUT,

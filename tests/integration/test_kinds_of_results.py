@@ -114,7 +114,7 @@ def _is_shown(found: Any, wanted: Any) -> None:
 def _is_written(row: dict[str, Any], kind: Kind, home: Path, run: Run) -> None:
     import pyarrow.parquet as pq
 
-    paths = {suffix: home / f"row.{suffix}" for suffix in ("jsonl", "csv", "npz", "parquet")}
+    paths = {suffix: home / f"row.{suffix}" for suffix in ("jsonl", "csv", "parquet")}
     for path in paths.values():
         write_table(path, [row], run.values)
 
@@ -127,8 +127,6 @@ def _is_written(row: dict[str, Any], kind: Kind, home: Path, run: Run) -> None:
         assert kind.json == {}
         return
     assert cells[columns[0]].startswith(str(kind.csv))
-    with np.load(paths["npz"]) as arrays:
-        assert arrays[columns[0]].dtype.str[1:].startswith(kind.npz)
     assert str(found.field(columns[0]).type) == kind.parquet
 
 
@@ -168,7 +166,7 @@ def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(
         ("explain", "run", "--item", "0"),
         ("logs", "run", "--item", "0"),
         ("doctor", "run"),
-        *(("gather", "run", "-o", f"rows.{s}") for s in ("jsonl", "json", "csv", "npz", "parquet")),
+        *(("gather", "run", "-o", f"rows.{s}") for s in ("jsonl", "json", "csv", "parquet")),
     ):
         _hpctk(*words)
     run = Run.open("run")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -265,22 +264,8 @@ def outcomes_in(name: str, of: int = 1) -> tuple[Outcome, ...]:
     return tuple(outcome(one, value) for one in places for value in one.values()[first::of])
 
 
-def outcomes() -> tuple[Outcome, ...]:
-    """Every text in every place."""
-    return tuple(one for name in NAMES for one in outcomes_in(name))
-
-
 def accepted(name: str, of: int = 1) -> list[Outcome]:
     return [one for one in outcomes_in(name, of) if one.script is not None]
-
-
-def table() -> str:
-    """How many texts each place accepted and refused."""
-    counts = Counter((one.place.name, one.script is not None) for one in outcomes())
-    rows = [(name, counts[name, True], counts[name, False]) for name in NAMES]
-    rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
-    lines = [f"{name:<28} {taken:8d} {refused:7d}" for name, taken, refused in rows]
-    return "\n".join([f"{'place':<28} accepted refused", *lines])
 
 
 def sbatch_options(told: str) -> dict[str, str]:

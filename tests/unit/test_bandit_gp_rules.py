@@ -1,4 +1,4 @@
-"""Rules that learn from features: expected improvement, Thompson sampling, Optuna's TPE."""
+"""Rules that learn from features: upper bounds and expected improvement."""
 
 from __future__ import annotations
 
@@ -120,25 +120,3 @@ def test_gp_rules_do_not_depend_on_the_units_of_scores(name: str) -> None:
     ]
 
     assert asked[0] == asked[1]
-
-
-def square(side: int) -> ArmTable:
-    arms = [
-        Arm(f"{i:02}{j:02}", f"{i}", (math.exp(i), float(j), 7.0))
-        for i in range(side)
-        for j in range(side)
-    ]
-    return ArmTable(tuple(arms), ("a", "b", "same"))
-
-
-def peak(arm: str) -> float:
-    return -((int(arm[:2]) - 9) ** 2) - (int(arm[2:]) - 4) ** 2
-
-
-def searched(policy: Policy, pulls: int) -> list[float]:
-    values = []
-    for _ in range(pulls):
-        arm = policy.ask(1)[0].arm
-        values.append(peak(arm))
-        policy.tell(Observation(arm, {"task": values[-1]}))
-    return values

@@ -27,13 +27,6 @@ def row(item: dict[str, Any], value: dict[str, Any] | None, **changes: Any) -> d
     }
 
 
-ROWS = [
-    row({"id": 0, "name": "a,b"}, {"score": 0.25, "tags": ["x"]}),
-    row({"id": 1, "name": "ü"}, None),
-    row({"id": 2}, {"score": 3, "note": None}),
-]
-
-
 def test_a_column_means_the_same_in_all_rows(tmp_path: Path) -> None:
     rows = [row({"id": 0}, {"a": 1}), row({"id": 1, "state": "Ohio", "value.a": 5}, {"a": 2})]
     write_table(tmp_path / "t.csv", rows)

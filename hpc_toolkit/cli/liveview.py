@@ -25,7 +25,6 @@ from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.report.live import Choices, Live, screen_lines
 from hpc_toolkit.report.panel import DIM, Row
 from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
-from hpc_toolkit.results.events import RecentEvents
 from hpc_toolkit.results.workers import Sampler, living_workers, read_hosts
 from hpc_toolkit.rundir.layout import refuse_removed
 from hpc_toolkit.slurm.records import JobRecord
@@ -228,7 +227,6 @@ class LiveView:
         self._jobs, self._slurm = JobStates(run.paths), slurm
         self._clock = SystemClock()
         self._sampler = Sampler(run.view, self._clock)
-        self._events = RecentEvents(run.view)
         self._beside = beside_of(run, lambda: self.records)
         self._seen: dict[str, Presence | None] = {}
         self._said_at = 0.0
@@ -244,7 +242,6 @@ class LiveView:
                 now,
                 self.records,
                 read_hosts(view, seen, alive),
-                self._events.read(seen, alive, now.failures),
                 self._sampler.oldest_s(),
             )
         finally:

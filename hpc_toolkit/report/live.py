@@ -21,7 +21,6 @@ from hpc_toolkit.report.panel import (
     DIM,
     WARN,
     Row,
-    clock_time,
     one_line,
     panel,
     rate_text,
@@ -34,14 +33,11 @@ from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import columns, cut, pad, printable, split_at
 
 if TYPE_CHECKING:
-    from hpc_toolkit.results.events import Recent
     from hpc_toolkit.results.status import Status
 
 
 _NARROW = 49
 """Texts of fewer columns are short."""
-_EVENTS = 5
-"""Events that stay on the screen although not all hosts fit."""
 _OLD_S = 5.0
 _KEYS = ("w workers  j, k scroll  q quit", "w  j k  q quit")
 
@@ -53,7 +49,6 @@ class Live:
     now: Status
     jobs: Sequence[JobRecord] = ()
     hosts: Sequence[HostLine] = ()
-    events: Sequence[Recent] = ()
     age_s: float = 0.0
     """Seconds since the worker was read that was not read for the longest time."""
 
@@ -92,28 +87,25 @@ def _window(head: list[str], body: list[str], chosen: Choices, room: int, look: 
 
 
 def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str]:
-    """All lines; with a ``room``, fewer hosts and events so that all else fits."""
+    """All lines; with a ``room``, fewer hosts so that all else fits."""
     top = short_panel(live.now, live.jobs, hosts=len(live.hosts), columns=look.columns)
-    text = replace(look, columns=look.columns - text_indent([*top, Row("events", "")], look))
+    text = replace(look, columns=look.columns - text_indent([*top, Row("hosts", "")], look))
     top = [replace(row, text=_cut(row.text, text)) if row.tone == DIM else row for row in top]
     if live.age_s > _OLD_S:
         old = format_duration(live.age_s)
         top.append(Row("", f"read in turn, so some counts are {old} old", DIM))
     places = live.now.places if chosen.verbose else {}
     hosts = _host_rows(live.hosts, text, places, expanded=chosen.expanded)
-    events = [_event_row(one, text, is_first=not number) for number, one in enumerate(live.events)]
-    lines = draw([*top, *hosts, *events], look)
+    lines = draw([*top, *hosts], look)
     if room is None or len(lines) <= room:
         return lines
-    # Rows of hosts and events take one line each, because their texts are cut.
-    left = max(0, room - (len(lines) - len(hosts) - len(events)))
-    kept = min(len(events), max(_EVENTS if left > 2 * _EVENTS else left // 2, left - len(hosts)))
-    most = left - kept
+    # Rows of hosts take one line each, because their texts are cut.
+    most = max(0, room - (len(lines) - len(hosts)))
     if len(hosts) > most:
         hosts = hosts[: max(0, most - 1)]
         hidden = len(live.hosts) - sum(row.text.count("% busy") for row in hosts)
         hosts += [Row("", f"and {counted(hidden, 'more host')} (w shows all)", DIM)] if most else []
-    return draw([*top, *hosts, *events[:kept]], look)
+    return draw([*top, *hosts], look)
 
 
 def _host_rows(
@@ -163,13 +155,6 @@ def _worker_row(one: WorkerLine, look: Look, place: dict[str, Any] | None) -> Ro
         parts.append(str(Place.from_record(place)))
     tone = BAD if one.state == DIED else DIM
     return Row("", _cut(f"  {one.name}  {state}  {', '.join(parts)}", look), tone)
-
-
-def _event_row(one: Recent, look: Look, *, is_first: bool) -> Row:
-    what = one.what if one.count == 1 else f"{one.count:,} x {one.what}"
-    where = f", {'last ' if one.count > 1 else ''}on {one.where}" if one.where else ""
-    text = f"{clock_time(one.at)} {what}{where}"
-    return Row("events" if is_first else "", _cut(text, look), WARN if one.is_bad else DIM)
 
 
 def _cut(text: str, look: Look) -> str:

@@ -68,12 +68,10 @@ def register(app: Commands) -> None:
         Examples:
             hpctk campaign plan campaign.toml
             hpctk campaign run campaign.toml
-            hpctk campaign status runs/my-campaign
         """,
     )
     group.add(plan)
     group.add(run_campaign, name="run")
-    group.add(status)
     group.add(coordinate, hidden=True)
     app.add_command(group)
     app.add(study, _STUDY, panel=SEARCH)
@@ -262,20 +260,6 @@ def _standing(summary: Summary, best: Found, exhaustive: Found) -> str:
     if summary.exhaustive_gpu_s:
         share += f" and {summary.gpu_s / summary.exhaustive_gpu_s:.0%} of their time"
     return f"{found} with {share}"
-
-
-def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
-    """Show the progress of a campaign and the best arm so far.
-
-    Examples:
-        hpctk campaign status runs/my-campaign
-    """
-    found = open_run(run)
-    now, outcome = found.status(), _outcome(found)
-    best = outcome.to_json() if outcome is not None else None
-    lines = summary_lines(outcome) if outcome is not None else ["no arm has a reward yet"]
-    record = {"status": now.to_json(), "summary": best}
-    show(record, [*status_lines(now), *lines], as_json=as_json)
 
 
 def coordinate(

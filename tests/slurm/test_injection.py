@@ -9,7 +9,6 @@ import pytest
 
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.render.spec import OPTIONS, ScriptSpec
-from tests.hostile import ODD_BUT_FINE
 from tests.slurm import injection
 from tests.slurm.injection import DIRECTIVES, ODD_PLACE, PLACES, TEXTS, Reader, can_be_a_name
 from tests.slurm.rehearsal import MEASURED
@@ -33,41 +32,6 @@ def spread(values: Sequence[Any], number: int) -> list[Any]:
 
 
 # --- refused or accepted ---
-
-
-@pytest.mark.parametrize(
-    ("place", "shape", "but"),
-    [
-        ("run", "x/{}", ""),
-        ("python", "/x/{}", ""),
-        ("venv", "/x/{}", ":"),
-        ("conda", "/x/envs/{}", ":"),
-        ("container", "/x/{}", ""),
-        ("program", "/x/{}", ""),
-        ("program's word", "{}", ""),
-        ("env value", "{}", ""),
-        ("site env: A", "{}", ""),
-        ("site conda_base", "/x/{}", ":"),
-        ("run-dir", "x/{}", ""),
-        ("stage", "/x/{}", ""),
-        ("stage-dir", "/x/{}", ""),
-        # What separates paths there.
-        ("bind", "/x/{}", ":,"),
-        ("site binds", "/x/{}", ":,"),
-        # What Slurm would fill in.
-        ("chdir", "/x/{}", "%"),
-        ("output", "logs/{}", "%"),
-        ("error", "logs/{}", "%"),
-        ("comment", "{}", ""),
-    ],
-)
-def test_ordinary_odd_names_are_accepted(place: str, shape: str, but: str) -> None:
-    (asked,) = (one for one in PLACES if one.name == place)
-
-    for text in ODD_BUT_FINE:
-        if not set(text) & set(but):
-            found = injection.outcome(asked, shape.replace("{}", text))
-            assert found.script is not None, found
 
 
 def test_every_field_and_every_key_is_a_place() -> None:

@@ -215,6 +215,10 @@ class Rehearsal:
         state = self.state(job)
         return not state or JobRecord(id=job, state=state).ended
 
+    def node_state(self, node: str) -> str:
+        """Slurm's word for a node, in lower case; a final * means that it does not respond."""
+        return self.call("sinfo", "-hN", "-p", "main", "-n", node, "-o", "%T").strip()
+
     def exit_code(self, job: str) -> str:
         """``code:signal`` of a job that ended."""
         shown = self.call("scontrol", "--oneliner", "show", "job", job)

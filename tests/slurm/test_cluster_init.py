@@ -168,7 +168,7 @@ REFUSED = [
     ("--partition main --gpus-per-node a100:1", "its GPUs are L40S, L40S.2"),
     ("--partition main --mem 300000M", "memory a node at most 250G"),
     ("--partition main --sbatch gres=tmpfs:101G", "a node has at most 100G"),
-    ("--partition quick --time 3:00:00", "time at most 01:00:00"),
+    ("--partition quick --time 3:00:00", "partitions.quick.max_walltime = 01:00:00"),
 ]
 
 

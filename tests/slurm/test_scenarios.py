@@ -183,6 +183,50 @@ def longest_pauses(found: Measured, workers: set[str]) -> float:
     return max(b - a for times in ended.values() for a, b in pairwise(times))
 
 
+@pytest.mark.soak  # test_lab.py loses a slurmd under work as well
+@pytest.mark.parametrize(
+    ("size", "silence_s"),
+    [
+        # A node is down when it was silent for so long and two questions went unanswered, which
+        # takes 25 s at least. On a busy machine a healthy slurmd may be silent for 5 s.
+        pytest.param(Size(48, 1.5), 15, id="small"),
+        pytest.param(replace(FULL, seconds=0.5), 30, id="full", marks=pytest.mark.soak),
+    ],
+)
+def test_lost_slurmd_takes_its_node_down_and_leaves_its_ranks_at_work(
+    lab: LabUnderTest, rehearsal: Rehearsal, size: Size, silence_s: int
+) -> None:
+    lab.configure(SlurmdTimeout=silence_s)
+    job = start(rehearsal, size)
+    killed_at = time.time()
+    rehearsal.lab.crash("n3", daemon_only=True)
+    wait_until(
+        lambda: rehearsal.node_state("n3") == "down*" or rehearsal.done() == size.items,
+        "Slurm to take n3 for down",
+    )
+    down_at = time.time()
+    left = size.items - rehearsal.done()
+    rehearsal.wait_for_end(job, limit_s=size.limit_s)
+
+    found = check_whole(rehearsal, size)
+    its_ranks = found.workers_of(host="n3")
+    after = [worker for at, worker in found.ended if at > down_at and worker in its_ranks]
+    report(
+        "lost slurmd",
+        size,
+        found,
+        node_down_after_s=round(down_at - killed_at, 1),
+        left=left,
+        results_of_its_ranks_afterwards=len(after),
+    )
+    assert left > 0, "the node was never down while there was work"
+    assert len(its_ranks) == size.gpus_per_node
+    assert set(after) == its_ranks
+    assert not found.deaths
+    assert len(found.workers) == size.ranks
+    assert rehearsal.exit_code(job) == "0:0"
+
+
 def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: Rehearsal) -> None:
     size = SMALL
     go = rehearsal.cwd / "go"

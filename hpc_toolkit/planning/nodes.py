@@ -227,9 +227,11 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
         time_s=full.time or 0,
         gpu_type=full.gpu_type,
     )
+    node = Node.of(fitting, gpus, ranks(full), "as the script says")
+    # Ranks have what their job requests, and not what the node has.
     return Ask(
         needs=needs,
-        node=Node.of(fitting, gpus, ranks(full), "as the script says"),
+        node=replace(node, cpus=needs.cpus, mem_mib=needs.mem_mib or node.mem_mib),
         most_s=site.max_walltime_s,
         most_nodes=number_of_nodes(fitting) if site.kinds else site.nodes,
         jobs=jobs,

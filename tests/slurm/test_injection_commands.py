@@ -1,4 +1,4 @@
-"""Hostile texts as names of runs, labs and jobs, in notebooks, and on the terminal."""
+"""Hostile texts as names of runs, labs and jobs, of executors, and on the terminal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import notebook
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, check_name
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.terminal import show_error
+from hpc_toolkit.workerjobs import request, submit
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 from tests.slurm import injection
 from tests.slurm.injection import ODD_PLACE, TEXTS, can_be_a_name
@@ -296,7 +296,7 @@ def test_hostile_names_and_directories_of_labs_are_refused_or_taken(
         odd.down()
 
 
-# --- notebooks ---
+# --- jobs of an executor ---
 
 
 @pytest.mark.slow
@@ -310,13 +310,13 @@ def test_workers_of_a_hostile_run_finish_it(
 
     monkeypatch.chdir(place)
     started = [
-        notebook.submit_workers(run, 1, cluster=injection.LAB, mem="200M", time=5) for run in runs
+        submit(run, request(run, 1, injection.LAB, {"mem": "200M", "time": 5})) for run in runs
     ]
     with pytest.raises(HpcToolkitError, match="--run"):
-        notebook.submit_workers(sleeping(tmp_path / "a\ntouch canary\n"), 1, cluster=injection.LAB)
+        request(sleeping(tmp_path / "a\ntouch canary\n"), 1, injection.LAB, {})
 
     for run, workers in zip(runs, started, strict=True):
-        for job in workers.jobs:
+        for job in workers:
             assert lab.wait_for(job.job).state == "COMPLETED"
         assert run.status().complete
     assert {path.name for path in place.iterdir()} == {*names, "slurm"}

@@ -157,7 +157,7 @@ def export(
     *,
     to: Annotated[
         str,
-        value("TRACKER", "mlflow, wandb, tensorboard or trackio; of a study: optuna."),
+        value("TRACKER", "mlflow, wandb, tensorboard or trackio; of a study or campaign: optuna."),
     ],
     into: Annotated[
         str | None, value("DIR|URI", "Directory to write to; or an URI for mlflow and optuna.")

@@ -173,9 +173,9 @@ def _record(cluster: Cluster) -> dict[str, Any]:
     for table in (record, *record["partitions"]):
         pairs = dict(table["defaults"]).items()
         table["defaults"] = {key: shown(key, one) if key in OPTIONS else one for key, one in pairs}
-    record["kinds"] = {one.pop("name"): one for one in record["kinds"]}
-    for table in (*record["kinds"].values(), *record["partitions"]):
-        keys = ("kinds", "gpus", "gres")
+    record |= {key: {one.pop("name"): one for one in record[key]} for key in ("kinds", "qos")}
+    for table in (*record["kinds"].values(), *record["qos"].values(), *record["partitions"]):
+        keys = ("kinds", "gpus", "gres", "gpu_types")
         table |= {key: dict(table[key]) for key in keys if isinstance(table.get(key), tuple)}
     return record
 
@@ -184,6 +184,7 @@ def _rows(cluster: Cluster) -> list[tuple[str, str]]:
     """What the files say, by their keys."""
     record, rows = _record(cluster), []
     record["kinds"] = {kind.name: kind for kind in cluster.kinds}
+    record["qos"] = {name: _limits(qos) for name, qos in record["qos"].items()}
     for key, _ in cluster.origins:
         table, _, inner = key.partition(".")
         if key == "partitions":

@@ -101,7 +101,7 @@ def submit(template: str | None, **given: Any) -> None:
     if jobs > 1 and submission.request is not None:
         from hpc_toolkit.slurm.render.directives import check_number
 
-        check_number(jobs, submission.request[1], "--jobs")
+        check_number(jobs, *submission.request, "--jobs")
     for text in submission.notes:
         note(text)
     _show_request(submission)

@@ -95,7 +95,7 @@ def of_request(
     from hpc_toolkit.slurm.render.script import render_script
 
     if spec.array is not None:
-        check_number(len(parse_array(spec.array, "--array").indices), cluster)
+        check_number(len(parse_array(spec.array, "--array").indices), spec, cluster)
     path = cwd / "slurm" / f"{file_name(spec.job_name)}.sbatch"
     script = Script(render_script(spec, cluster, template), path, spec.array)
     works_in = Path(spec.chdir) if spec.chdir else cwd

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shlex
 import subprocess
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.lab import settings as lab_settings
-from hpc_toolkit.lab.commands import environment
+from hpc_toolkit.lab.commands import environment, missing_programs
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.settings import LabSettings, lab_paths
 from hpc_toolkit.slurm.clusters.facts import load_cluster
@@ -97,7 +99,7 @@ def test_a_script_for_a_drafted_cluster_is_accepted_and_names_its_partition(site
 
 def several_conf(settings: LabSettings, *given: object, **named: object) -> str:
     """slurm.conf with nodes with four GPUs, with parts of GPUs, with untyped GPUs and much memory,
-    and plain ones; a closed partition, one of complete nodes, and a quick one."""
+    and plain ones; a closed partition, one of complete nodes, and one with a QOS."""
     text = lab_settings.slurm_conf(settings, *given, **named)  # type: ignore[arg-type]
     line = next(one for one in text.splitlines() if one.startswith("NodeName="))
     port = int(re.findall(r"Port=\[?(\d+)", line)[0])
@@ -113,6 +115,7 @@ def several_conf(settings: LabSettings, *given: object, **named: object) -> str:
         "PartitionName=closed Nodes=n4 AllowGroups=nobody-at-all State=UP MaxTime=60",
         "PartitionName=whole Nodes=n1 OverSubscribe=EXCLUSIVE State=UP MaxTime=60",
         "PartitionName=quick Nodes=n1,n4 State=UP MaxTime=60",
+        "AccountingStorageEnforce=associations,limits,qos",
     ]
     kept = [one for one in text.splitlines() if "urgent" not in one and one != line]
     at = next(number for number, one in enumerate(kept) if one.startswith("PartitionName="))
@@ -130,18 +133,34 @@ NodeName=n3 Name=tmpfs Count=100G
 """
 
 
+RIGHTS = (
+    "sacctmgr --immediate add qos quick set MaxTRESPerJob=node=1 MaxWall=10",
+    "sacctmgr --immediate add qos urgent set Flags=OverPartQOS,PartitionTimeLimit MaxWall=120",
+    "sacctmgr --immediate modify qos urgent set MaxTRESPerJob=node=2",
+    "sacctmgr --immediate add account physics",
+    "sacctmgr --immediate add user {user} account=physics qos=normal,urgent defaultqos=normal",
+    # slurmctld does not start with a QOS that does not exist.
+    "scontrol update partitionname=quick qos=quick",
+)
+
+
 @pytest.fixture
 def several(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
-    """A Slurm with several kinds of nodes in one partition."""
+    """A Slurm with accounting and several kinds of nodes in one partition."""
+    if missing := missing_programs(accounting=True):
+        pytest.skip(f"not installed: {', '.join(missing)}")
     root = tmp_path_factory.mktemp("several")
     lab = Lab(lab_paths("several", root / "lab"))
     monkeypatch.setattr("hpc_toolkit.lab.lab.slurm_conf", several_conf)
     monkeypatch.setattr("hpc_toolkit.lab.lab.gres_conf", several_gres)
-    lab.up(LabSettings(nodes=4))
+    lab.up(LabSettings(nodes=4, accounting=True))
     site = Site(lab, root)
     try:
+        for line in RIGHTS:
+            done = site.run(*line.format(user=pwd.getpwuid(os.getuid()).pw_name).split())
+            assert done.returncode == 0, done.stdout + done.stderr
         yield site
     finally:
         lab.down()
@@ -158,6 +177,7 @@ RUN: list[tuple[str, str]] = [
     ("--partition main --nodes 2 --sbatch nodelist=n[1,3-3]", "n[1,3]"),
     ("--partition whole --gpus-per-node 2", "n1"),
     ("--partition quick --gpus-per-node 1 --time 5", "n1"),
+    ("--partition quick --nodes 2 --account physics --qos urgent --time 90", "n[1,4]"),
     ("--job-name 'a b/c:d=e,f' --sbatch signal=B:SIGUSR1@30 --sbatch nodelist=n[4]", "n4"),
 ]
 """Requests, and the nodes on which their jobs run."""
@@ -168,7 +188,9 @@ REFUSED = [
     ("--partition main --gpus-per-node a100:1", "its GPUs are L40S, L40S.2"),
     ("--partition main --mem 300000M", "memory a node at most 250G"),
     ("--partition main --sbatch gres=tmpfs:101G", "a node has at most 100G"),
-    ("--partition quick --time 3:00:00", "partitions.quick.max_walltime = 01:00:00"),
+    ("--partition quick --nodes 2 --time 5", "qos.quick: nodes at most 1"),
+    ("--partition quick --time 30", "qos.quick: time at most 00:10:00"),
+    ("--partition quick --qos urgent --time 3:00:00", "qos.urgent: time at most 02:00:00"),
 ]
 
 
@@ -176,6 +198,7 @@ def test_jobs_run_on_the_kind_of_nodes_that_a_request_means(several: Site) -> No
     several.init("several")
     shown = several.hpctk("cluster", "show", "several").stdout
     assert "restricted AllowGroups=nobody-at-all: you are in none of these groups" in shown
+    assert "qos.urgent" in shown
 
     render = ("render", "command", "--cluster", "several", "-o")
     jobs, scripts = {}, {}

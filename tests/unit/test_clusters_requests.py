@@ -15,6 +15,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.planning.nodes import Worker, node_of
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.nodes import format_count, read_gres
+from hpc_toolkit.slurm.clusters.rights import ASSOCIATION, QOS, User, parse_rows
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.values import file_name
@@ -27,11 +28,29 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.slurm.clusters.draft import SlurmFacts
 
+ROWS = """Cluster|Account|Partition|QOS|Def QOS|MaxSubmit
+site|Lab||normal,over,long|normal|40
+"""
+LIMITS = """Name|Flags|MaxWall|MaxTRES|MaxTRESPU|GrpTRES|MaxSubmitPU
+normal|||||node=6|30
+over|OverPartQOS||node=9||||
+long|PartitionTimeLimit|7-00:00:00||||
+few|||node=3||||
+fast||00:30:00||||
+"""
+KNOWN = User(
+    groups=frozenset({"users"}),
+    host="login1",
+    associations=parse_rows(ROWS, ASSOCIATION),
+    qos=parse_rows(LIMITS, QOS),
+)
 
-def made(*records: str, config: str = "") -> SlurmFacts:
+
+def made(*records: str, config: str = "", user: User | None = None) -> SlurmFacts:
     """A site of partitions and of nodes, which have ``CPUTot``."""
     nodes = [one for one in records if "CPUTot" in one]
-    return invented("site", [one for one in records if one not in nodes], nodes, config)
+    found = invented("site", [one for one in records if one not in nodes], nodes, config)
+    return replace(found, user=user) if user else found
 
 
 LINEAR = "SelectType = select/linear\n"
@@ -64,9 +83,16 @@ SITES = {
         "NodeName=t CPUTot=32 RealMemory=128000 Gres=gpu:A100:4 Partitions=all",
     ),
     "deny": made(
-        "open Default=YES MaxNodes=3",
+        "open Default=YES DenyAccounts=banned,none DenyQos=Scavenge MaxNodes=3",
+        "some AllowQos=short,normal",
+        "own QoS=few",
         "free MaxNodes=6",
-        "8*NodeName=n CPUTot=32 RealMemory=128000 Partitions=open,free",
+        "8*NodeName=n CPUTot=32 RealMemory=128000 Partitions=open,some,own,free",
+    ),
+    "qos": made(
+        "main Default=YES QoS=few MaxTime=1-00:00:00 AllowAccounts=lab,physics",
+        "20*NodeName=n CPUTot=32 RealMemory=128000 Partitions=main",
+        user=KNOWN,
     ),
     "linear": made(
         "cpu Default=YES",
@@ -101,7 +127,9 @@ SITES = {
     "short": made(
         "main Default=YES MaxTime=1-0",
         "test MaxTime=00:20:00",
-        "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=main,test",
+        "fast QoS=fast MaxTime=1-0",
+        "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=main,test,fast",
+        user=KNOWN,
     ),
     "complete": made(
         "cpu OverSubscribe=EXCLUSIVE DefMemPerCPU=2000",
@@ -152,13 +180,25 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     ("untyped", "--nodes 2 --gpus-per-node A100:2", r"nodes at most 1 \(A100x4\)"),
     ("untyped", "--gpus-per-node v100:1", "--gpu-type: v100 .*its GPUs are without a type, A100"),
     ("untyped", "--nodes 3 --gpus-per-node 2", {"gpus-per-node": "2"}),
+    ("deny", "--partition open --account Banned", "Banned is not for site .*denied_accounts"),
+    ("deny", "--partition open --qos scavenge", "scavenge is not for site .*denied_qos"),
+    # Those whose QOS must be named, or has unknown limits, come after the others.
+    ("deny", "--nodes 2 --qos normal", {"partition": "open"}),
     ("deny", "--nodes 2", {"partition": "open"}),
     ("deny", "--nodes 5", {"partition": "free"}),
+    ("deny", "--nodes 7 --qos normal", {"partition": "some"}),
+    ("deny", "--nodes 7 --qos other", {"partition": "own"}),
+    ("qos", "--nodes 4 --account LAB", r"--nodes: 4 .*qos\.few: nodes at most 3"),
+    ("qos", "--nodes 7 --qos over", {"nodes": "7"}),
+    ("qos", "--nodes 10 --qos OVER", r"--nodes: 10 .*qos\.over: nodes at most 9"),
+    ("qos", "--qos long --time 3-0", {"time": "3-00:00:00"}),
+    ("qos", "array --array 0-30", r"31 jobs .*qos\.normal: at most 30"),
     ("racks", "--nodes 13 --sbatch constraint=large", r"nodes at most 12 \("),
     ("racks", "--nodes 36 --sbatch constraint=large|small", {"nodes": "36"}),
     # It is left out of the file, because each rack would be a kind of nodes.
     ("racks", "--nodes 12 --sbatch constraint=r1", {"nodes": "12"}),
     ("closed", "--partition own --account X", {"partition": "own"}),
+    ("closed", "--partition own --account z", r"z is not for site .*own\.accounts = x, y"),
     # Slurm's default is the first, whatever its QOS; GPUs and preemption are for who needs them.
     ("order", "--nodes 2", {"partition": "main"}),
     ("order", "--nodes 3", {"partition": "cpu"}),
@@ -169,6 +209,7 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     # The usual default, an hour, is too long for some partitions.
     ("short", "--nodes 1", {"partition": "main", "time": "01:00:00"}),
     ("short", "--partition test", {"time": "00:20:00"}),
+    ("short", "--partition fast", {"time": "00:30:00"}),
     ("short", "--partition test --time 0:05:00", {"time": "00:05:00"}),
     ("short", "--partition test --time 1:00:00", "01:00:00 is more than site has"),
     # Slurm multiplies memory for a CPU or a GPU by all CPUs or GPUs of a complete node.
@@ -319,8 +360,7 @@ def test_several_submissions_count_against_the_number_of_jobs(tmp_path: Path) ->
 
     app = Commands(help="")
     submit.register(app)
-    site = Site(SITES["linear"], tmp_path)
-    site.edit("verified = false", "verified = false\nmax_submit_jobs = 30")
+    site = Site(SITES["qos"], tmp_path)
     for jobs, refused in ((31, True), (30, False)):
         argv = ["submit", "command", "--cluster", str(site.file), "--jobs", str(jobs), "--dry-run"]
         done = CliRunner().invoke(app, [*argv, "--", "true"])

@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError, RenderError
 from hpc_toolkit.planning.nodes import Worker, node_of
-from hpc_toolkit.slurm.clusters.draft import User, closed
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.nodes import is_slice, read_gres
+from hpc_toolkit.slurm.clusters.rights import (
+    ASSOCIATION,
+    QOS,
+    User,
+    closed,
+    parse_rows,
+    qos_limits,
+    this_user,
+)
 from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib
 from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 from tests.sites import Site, drafted, invented, mib, recorded, site
@@ -239,21 +247,50 @@ def test_a_refusal_names_a_closed_partition_that_has_the_nodes(tmp_path: Path) -
     assert "gpu accepts it, but is restricted (AllowGroups=deans: you are in none" in hint
 
 
+ROWS = "Cluster|Account|Partition|QOS|Def QOS|MaxSubmit\n{}\n".format
+LIMITS = """Name|Flags|MaxWall|MaxTRES|MaxTRESPU|GrpTRES|MaxSubmitPU
+normal|DenyOnLimit|1-00:00:00|node=4|cpu=100,gres/gpu=8||200
+long|PartitionTimeLimit|7-00:00:00||||
+free||||||
+few|||gres/gpu:A100=2,gres/gpu:v100=1|gres/gpu=4||
+none||00:00:00|gres/gpu=0|cpu=99999999||99999999
+"""
+
+
+def member(*rows: str, groups: str = "users", host: str = "login1", limits: str = LIMITS) -> User:
+    return User(
+        groups=frozenset(groups.split(",")),
+        host=host,
+        associations=parse_rows(ROWS("\n".join(rows)), ASSOCIATION),
+        qos=parse_rows(limits, QOS),
+    )
+
+
 @pytest.mark.parametrize(
     ("record", "user", "why"),
     [
-        ("AllowGroups=a,b", User(frozenset("b")), ""),
-        ("AllowGroups=a,b", User(frozenset("c")), "AllowGroups=a,b: you are in none"),
-        ("AllocNodes=login1,login2", User(host="login2"), ""),
+        ("AllowGroups=a,b", member(groups="b"), ""),
+        ("AllowGroups=a,b", member(groups="c"), "AllowGroups=a,b: you are in none"),
+        ("AllocNodes=login1,login2", member(host="login2"), ""),
         (
             "AllocNodes=login1,login2",
-            User(host="login4"),
+            member(host="login4"),
             "AllocNodes=login1,login2: this host is ",
         ),
+        ("AllowAccounts=x,y", member("site|y||normal||"), ""),
+        ("AllowAccounts=x,y", member("site|z||normal||"), "AllowAccounts=x,y: yours are z"),
         ("AllowAccounts=x,y", User(), "AllowAccounts=x,y: your accounts are unknown"),
+        ("DenyAccounts=x,y", member("site|y||normal||"), "DenyAccounts=x,y: yours are y"),
+        ("DenyAccounts=x,y", member("site|y||normal||", "site|z||normal||"), ""),
         ("DenyAccounts=x,y", User(), ""),
         ("AllowQos=short", User(), ""),
+        ("AllowQos=short", member("site|y||normal,short||"), ""),
+        ("AllowQos=short", member("site|y||normal,long||"), "AllowQos=short: yours are normal, "),
+        ("DenyQos=normal,long", member("site|y||normal,long||"), "DenyQos=normal,long: yours "),
+        ("DenyQos=normal", member("site|y||normal,long||"), ""),
         ("ReqResv=YES", User(), "ReqResv=YES"),
+        ("", member("site|y|elsewhere|normal||"), "no account of yours is for this partition"),
+        ("", member("site|y|a|normal||"), ""),
     ],
 )
 def test_a_partition_is_closed_only_for_users_that_it_excludes(
@@ -262,6 +299,63 @@ def test_a_partition_is_closed_only_for_users_that_it_excludes(
     found = closed(dict(pair.split("=") for pair in f"PartitionName=a {record}".split()), user)
 
     assert found.startswith(why) if why else not found
+
+
+def test_qos_and_accounts_of_a_user_bind_requests(tmp_path: Path) -> None:
+    facts = invented(
+        "site",
+        ["main Default=YES MaxTime=2-00:00:00 AllowAccounts=a,b", "fast QoS=long DenyQos=free"],
+        ["20*NodeName=n CPUTot=64 RealMemory=256000 Gres=gpu:a100:4 Partitions=main,fast"],
+    )
+    rows = [f"site|{one}||normal,long,free,few,none|normal|400" for one in "abc"]
+    found = Site(replace(facts, user=member(*rows)), tmp_path)
+    site = parse_cluster(found.text, file="site.toml", name="site")
+
+    assert "# Your accounts: a, b, c." in found.text
+    assert (site.default_qos, site.max_submit_jobs) == ("normal", 400)
+    assert site.partitions[0].accounts == ("a", "b")
+    assert site.partitions[1].allowed_qos == ("normal", "long", "few", "none")
+    assert found.options("--nodes 4 --account a")["partition"] == "main"
+    assert found.options("--nodes 4 --account c")["partition"] == "fast"
+    # A quarter of a node has 16 CPUs for a GPU, but the QOS allows 100 in all.
+    assert found.options("--nodes 4 --gpus-per-node 2 --qos free")["cpus-per-task"] == "16"
+    assert found.options("--nodes 3 --gpus-per-node 2")["cpus-per-task"] == "16"
+    assert found.options("--nodes 2 --gpus-per-node 4 --ntasks-per-node 1")["cpus-per-task"] == "50"
+    # A QOS may override the time limit of its partition.
+    assert found.options("--qos long --partition main --time 5-0")["time"] == "5-00:00:00"
+    for words, message in (
+        ("--nodes 5", r"--nodes: 5 is more than site has \(.*qos\.normal: nodes at most 4\)"),
+        ("--nodes 3 --gpus-per-node 4", r"12 is more than site allows \(.*GPUs at most 8\)"),
+        ("--nodes 2 --cpus-per-task 64", r"128 is more than site allows \(.*CPUs at most 100\)"),
+        ("--gpus-per-node a100:1 --nodes 3 --qos few", r"3 is more .*few: GPUs at most 2\)"),
+        ("--gpus-per-node 1 --qos none", r"1 is more .*none: GPUs at most 0\)"),
+        ("--time 25:00:00 --partition main", r"--time: .*qos\.normal: time at most 1-00:00:00"),
+        ("--qos free --partition fast", r"--qos: free is not for site \(.*normal, long"),
+        ("--account c --partition main", r"--account: c is not for site \(.*main\.accounts = a, b"),
+        ("--array 0-300 array", r"--array: 301 jobs .*qos\.normal: at most 200\)"),
+        ("--array 0-500 --qos free array", r"--array: 501 jobs .*max_submit_jobs: at most 400\)"),
+    ):
+        with pytest.raises(RenderError, match=message):
+            found.render(words)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (["site|a||n,m|n|400", "site|b||n|n|30"], ("n", 400)),
+        (["site|a||n,m|n|400", "site|b||n|m|"], (None, None)),
+        (["site|a||n,m|n|", "site|b||n||30"], (None, None)),
+        (["site|a||||"], (None, None)),
+    ],
+)
+def test_limits_of_one_account_do_not_bind_jobs_of_another(
+    rows: list[str], expected: tuple[str | None, int | None]
+) -> None:
+    facts = invented("site", ["a Default=YES"], ["NodeName=n CPUTot=8 Partitions=a"])
+    text = drafted(replace(facts, user=member(*rows)))
+    found = parse_cluster(text, file="site.toml", name="site")
+
+    assert (found.default_qos, found.max_submit_jobs) == expected
 
 
 @pytest.mark.parametrize(
@@ -280,6 +374,25 @@ def test_a_plugin_that_only_checks_jobs_leaves_the_choice_of_a_partition(
     facts = invented("site", ["a Default=YES", "b"], nodes, f"JobSubmitPlugins = {plugins}\n")
 
     assert ("\nchoose_partition = true\n" in drafted(facts)) is chosen
+
+
+def test_sacctmgr_is_asked_for_this_user_and_may_be_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sacctmgr"
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in *assoc*) me=$(id -un); echo "site|a|$me||normal|normal|";'
+        " echo \"other|b|$me||normal|normal|\"; echo 'site|c|else||normal|normal|';;"
+        " *) echo 'normal||02:00:00||||';; esac\n"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert not this_user("site", accounting=True).associations
+
+    program.chmod(0o755)
+    found = this_user("Site", accounting=True)
+    assert found.own("account") == ["a"]
+    assert qos_limits(found, "normal")["max_walltime"] == "02:00:00"
+    assert not this_user("site", accounting=False).associations
 
 
 @pytest.fixture

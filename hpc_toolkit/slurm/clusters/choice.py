@@ -128,12 +128,18 @@ _NOT, _ALLOWED = "not what {} has", "more than {} allows"
 _CPUS, _MEMORY, _GPUS = "--ntasks-per-node x --cpus-per-task", "memory per node", "--gpus-per-node"
 _UNTYPED = "ambiguous: {} has complete GPUs and parts of them"
 _WORDS = {
+    "accounts": _Words("--account", "accounts are", "another --account", "not for {}"),
+    "denied_accounts": _Words("--account", "it refuses", "another --account", "not for {}"),
+    "allowed_qos": _Words("--qos", "QOS are", "another --qos", "not for {}"),
+    "denied_qos": _Words("--qos", "it refuses", "another --qos", "not for {}"),
     "constraint": _Words("--sbatch constraint", "features are", "other features", _NOT),
     "gpu_type": _Words("--gpu-type", "its GPUs are", "another type of GPU", _NOT),
     "untyped": _Words(_GPUS, "its GPUs are", "a type of GPU: --gpus-per-node TYPE:N", _UNTYPED),
     "gres": _Words("--sbatch gres", "of this resource a node has at most", "less of it"),
     "nodes": _Words("--nodes", "nodes at most", "fewer nodes"),
     "min_nodes": _Words("--nodes", "nodes at least", "more nodes", "less than {} takes"),
+    "gpus": _Words(f"--nodes x {_GPUS}", "GPUs at most", "fewer GPUs", _ALLOWED),
+    "cpus": _Words(f"--nodes x {_CPUS}", "CPUs at most", "fewer CPUs", _ALLOWED),
     "gpus_per_node": _Words(_GPUS, "GPUs a node at most", "fewer GPUs a node"),
     "cpus_per_node": _Words(_CPUS, "CPUs a node at most", "fewer CPUs a node"),
     "mem_per_node": _Words(_MEMORY, "memory a node at most", "less memory"),
@@ -149,8 +155,9 @@ _WORDS = {
 def choose_partition(cluster: Cluster, needs: Needs) -> str:
     """Return the first unrestricted partition, in the order of the file, that takes the job.
 
-    After the first of the file, partitions whose GPUs the job would not use come last. If none
-    takes it, raises RenderError with the reason of each partition.
+    After the first of the file, partitions whose QOS may refuse the job come last, and those whose
+    GPUs it would not use come after others. If none takes it, raises RenderError with the reason
+    of each partition.
     """
     free = [one.name for one in cluster.partitions if not one.restricted]
     if not free:
@@ -158,7 +165,7 @@ def choose_partition(cluster: Cluster, needs: Needs) -> str:
         raise RenderError(msg, hint="name yours with --partition")
     # The first is Slurm's default, unless that is restricted.
     first = cluster.partitions[0].name
-    free.sort(key=lambda name: (name != first, _wastes_gpus(named_site(cluster, name), needs)))
+    free.sort(key=lambda name: (name != first, *_doubts(named_site(cluster, name), needs)))
     try:
         return first_fit(cluster, free, needs)[0]
     except RenderError as error:
@@ -170,10 +177,14 @@ def choose_partition(cluster: Cluster, needs: Needs) -> str:
         raise RenderError(error.message, hint="; ".join([error.hint, *said])) from None
 
 
-def _wastes_gpus(site: Cluster, needs: Needs) -> bool:
-    """Return whether the job would leave GPUs unused."""
+def _doubts(site: Cluster, needs: Needs) -> tuple[bool, bool]:
+    """Return whether a QOS may refuse the job, and whether the job would leave GPUs unused."""
+    # A QOS that the job must name, or whose limits are unknown, may refuse it.
+    unnamed = site.allowed_qos and not (needs.qos or site.default_qos)
+    unknown = site.partition_qos and site.partition_qos not in {qos.name for qos in site.qos}
     found = fit(site, needs)
-    return not needs.gpus_per_node and isinstance(found, Fit) and any(k.gpus for k in found.kinds)
+    unused = not needs.gpus_per_node and isinstance(found, Fit) and any(k.gpus for k in found.kinds)
+    return bool(unnamed or unknown), unused
 
 
 def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Cluster:

@@ -7,18 +7,17 @@ nothing about modules, networks and site rules.
 from __future__ import annotations
 
 import datetime as dt
-import grp
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.client import ask
+from hpc_toolkit.slurm.clusters import rights
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.files import SUFFIX
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
@@ -52,28 +51,6 @@ _ONLY_CHECK = {"logging", "require_timelimit", "throttle"}
 _NO_ACCOUNTING = "accounting_storage/none"
 
 
-class User(NamedTuple):
-    """The groups of a user, and the host from which jobs are submitted."""
-
-    groups: frozenset[str] = frozenset()
-    host: str = ""
-
-    @classmethod
-    def here(cls) -> User:
-        groups = set()
-        for number in {os.getegid(), *os.getgroups()}:
-            with suppress(KeyError):
-                groups.add(grp.getgrgid(number).gr_name)
-        return cls(frozenset(groups), os.uname().nodename.partition(".")[0])
-
-    def may_submit(self, hosts: str) -> bool:
-        """Whether AllocNodes names the host; host lists in it are not expanded."""
-        return hosts == "ALL" or not {self.host, "localhost"}.isdisjoint(hosts.split(","))
-
-
-_NOBODY = User()
-
-
 @dataclass(frozen=True, slots=True)
 class SlurmFacts:
     """The answers of ``scontrol show``, as text, and the user who asks."""
@@ -81,7 +58,7 @@ class SlurmFacts:
     config: dict[str, str]
     partitions: tuple[dict[str, str], ...]
     nodes: tuple[dict[str, str], ...]
-    user: User = _NOBODY
+    user: rights.User = rights.NOBODY
 
 
 def ask_slurm() -> SlurmFacts:
@@ -92,10 +69,11 @@ def ask_slurm() -> SlurmFacts:
     """
     show = ["scontrol", "--oneliner", "show"]
     config = slurm_config(timeout_s=_ANSWER_S)
+    accounting = config.get("AccountingStorageType", "") not in ("", "(null)", _NO_ACCOUNTING)
     partitions = parse_records(ask([*show, "partition"], timeout_s=_ANSWER_S))
-    user = User.here()
+    user = rights.this_user(config.get("ClusterName", ""), accounting=accounting)
     for record in partitions:
-        if not user.may_submit(hosts := record.get("AllocNodes", "ALL")):
+        if not rights.takes_from(hosts := record.get("AllocNodes", "ALL"), user):
             record["AllocNodes"] = ",".join(host_names(hosts)) or hosts
     return SlurmFacts(
         config=config,
@@ -151,7 +129,7 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
         if preempted != "OFF":
             remarks.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
         most_first = tuple(replace(kind, nodes=n) for kind, n in numbers)
-        why = closed(record, facts.user)
+        why = rights.closed(record, facts.user)
         found.append(Offer(record, default, most_first, tuple(remarks), why))
 
     def last(one: Offer) -> tuple[bool, bool, bool]:
@@ -168,23 +146,6 @@ def _unusable(record: Mapping[str, str]) -> str:
     if state != "UP":
         return f"State={state}"
     return "RootOnly=YES" if record.get("RootOnly") == "YES" else ""
-
-
-def closed(record: Mapping[str, str], user: User) -> str:
-    """Return why a user may not use a partition; "" if nothing excludes them.
-
-    Its host lists are written without brackets.
-    """
-    groups, hosts = record.get("AllowGroups", "ALL"), record.get("AllocNodes", "ALL")
-    if groups != "ALL" and not user.groups & set(groups.split(",")):
-        return f"AllowGroups={groups}: you are in none of these groups"
-    if not user.may_submit(hosts):
-        return f"AllocNodes={hosts}: this host is {user.host}"
-    if record.get("ReqResv", "NO") != "NO":
-        return "ReqResv=YES: jobs need a reservation"
-    # Most users have no account in such a list; of QOS they may choose one.
-    accounts = record.get("AllowAccounts", "ALL")
-    return "" if accounts == "ALL" else f"AllowAccounts={accounts}: your accounts are unknown"
 
 
 def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
@@ -213,9 +174,10 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         *([f"\n[identify]\nslurm_cluster = {_text(slurm)}"] if slurm else []),
         "\n# Nodes that are equal to a job; partitions say how many of each they have.\n[kinds]",
         *(_kind(kind) for kind in _distinct(usable)),
+        *_qos(facts),
         *(_partition(one, facts) for one in usable),
         *(f"\n# Left out: {one}" for one in left_out),
-        *(f"\n[defaults]\n{time}" for time in _short_time(usable[0])),
+        *(f"\n[defaults]\n{time}" for time in _short_time(usable[0], facts)),
         f"\n[facts]\nslurm = {_text(version)}",
         # Newer versions of Slurm print "(null)" if there is no accounting.
         f"accounting = {_text(_setting(facts, 'AccountingStorageType') or _NO_ACCOUNTING)}",
@@ -282,9 +244,22 @@ def _accounts(facts: SlurmFacts) -> list[str]:
     enforced = _setting(facts, "AccountingStorageEnforce")
     if not enforced or enforced == "none":
         return ["account_required = false"]
+    user = facts.user
+    if not user.associations:
+        return [
+            f"# AccountingStorageEnforce={enforced}: true for users without a default account.",
+            "# account_required = true",
+        ]
+    # Accounts may differ in both; the file states what is true for every account.
+    defaults = {row.get("defaultqos", "") for row in user.associations}
+    submit = {number_of(row, "maxsubmit") or 0 for row in user.associations}
     return [
-        f"# AccountingStorageEnforce={enforced}: true for users without a default account.",
-        "# account_required = true",
+        f"# Your accounts: {', '.join(user.own('account'))}.",
+        "# account_required = true" if _router(facts) else "account_required = false",
+        *_stated(
+            default_qos=min(defaults) or None if len(defaults) == 1 else None,
+            max_submit_jobs=min(max(submit), MAX_COUNT) if min(submit) else None,
+        ),
     ]
 
 
@@ -325,8 +300,9 @@ def _partition(one: Offer, facts: SlurmFacts) -> str:
         mem_style=_mem_style(record, facts.config) if _shares_memory(facts) else None,
         whole_nodes=_whole_nodes(record, facts.config) or None,
         restricted=one.closed or None,
+        **_rights(record, facts),
     )
-    stated += [f"defaults = {{ {time} }}" for time in _short_time(one)]
+    stated += [f"defaults = {{ {time} }}" for time in _short_time(one, facts)]
     remarks = [f"# {remark}" for remark in one.remarks]
     counts = [f"{kind.name} = {kind.nodes}" for kind in one.kinds]
     inline = f"kinds = {{ {', '.join(counts)} }}"
@@ -358,10 +334,45 @@ def _mem_style(record: Mapping[str, str], config: Mapping[str, str]) -> str | No
     return "mem-per-cpu" if any(number_of(source, key) for key in keys[2:]) else None
 
 
-def _short_time(one: Offer) -> list[str]:
+def _rights(record: Mapping[str, str], facts: SlurmFacts) -> dict[str, Any]:
+    """Return the accounts and the QOS that the user's jobs may have, if these are not all."""
+    user, qos = facts.user, record.get("QoS", "N/A")
+    known, unlimited = user.associations, user.qos or qos in ("N/A", "(null)")
+    accounts = rights.permitted(record, user, "Accounts", "account")
+    allowed = rights.permitted(record, user, "Qos", "qos")
+    return {
+        "accounts": accounts if accounts and accounts != user.own("account") else None,
+        "denied_accounts": None if known else rights.words(record.get("DenyAccounts", "")) or None,
+        "allowed_qos": allowed if allowed and allowed != user.own("qos") else None,
+        "denied_qos": None if known else rights.words(record.get("DenyQos", "")) or None,
+        # If sacctmgr does not answer, the limits of this QOS are unknown.
+        "partition_qos": qos if qos in _limited_qos(facts) or not unlimited else None,
+    }
+
+
+def _limited_qos(facts: SlurmFacts) -> dict[str, dict[str, Any]]:
+    """Return the limits of the QOS that the user's jobs may have, if Slurm enforces them."""
+    if not re.search("limits|safe|all", _setting(facts, "AccountingStorageEnforce")):
+        return {}
+    names = [*facts.user.own("qos"), *(one.get("QoS", "") for one in facts.partitions)]
+    found = {name: rights.qos_limits(facts.user, name) for name in dict.fromkeys(names)}
+    # A limit of 0 is one as well, such as gres/gpu=0.
+    return {name: its for name, its in found.items() if any(v is not None for v in its.values())}
+
+
+def _qos(facts: SlurmFacts) -> list[str]:
+    lines = []
+    for name, limits in _limited_qos(facts).items():
+        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
+        lines.append(f"{key} = {{ {', '.join(_stated(**limits))} }}")
+    return ["\n# Limits of each QOS for one job.\n[qos]", *lines] if lines else []
+
+
+def _short_time(one: Offer, facts: SlurmFacts) -> list[str]:
     """Return the default time of a partition whose jobs end before the usual default."""
-    time_s = one.max_walltime_s or HOUR_S
-    return _stated(time=format_walltime(time_s)) if time_s < HOUR_S else []
+    of_qos = _limited_qos(facts).get(one.record.get("QoS", ""), {}).get("max_walltime")
+    times = [one.max_walltime_s or HOUR_S, parse_walltime(of_qos) if of_qos else HOUR_S]
+    return _stated(time=format_walltime(min(times))) if min(times) < HOUR_S else []
 
 
 def _setting(facts: SlurmFacts, name: str) -> str:

@@ -64,6 +64,16 @@ class Limits:
     """The option with which a script requests memory; "none" if the site sets memory itself."""
     whole_nodes: bool | None = None
     """Whether a job gets, and pays for, complete nodes."""
+    accounts: tuple[str, ...] | None = None
+    """The accounts that jobs may charge; other accounts are refused."""
+    denied_accounts: tuple[str, ...] | None = None
+    """Accounts that are refused."""
+    allowed_qos: tuple[str, ...] | None = None
+    """The QOS that jobs may have; others, and a default QOS that is not listed, are refused."""
+    denied_qos: tuple[str, ...] | None = None
+    """QOS that are refused."""
+    partition_qos: str | None = None
+    """The QOS whose limits bind every job of the partition."""
     price_per_node_hour: float | None = None
     """Price of a node for one hour, in the currency; added to the price of its GPUs."""
     price_per_gpu_hour: float | None = None
@@ -86,6 +96,30 @@ class Partition(Limits):
     """Whether only some users may use it, or why you may not; a job gets it only by naming it."""
     defaults: tuple[tuple[str, Any], ...] = ()
     """Values of sbatch options that a request for this partition leaves open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qos:
+    """Limits of a quality of service (QOS) for one job of one user. None means no limit."""
+
+    name: str
+    """Its name in Slurm."""
+    max_walltime_s: int | None = None
+    """Longest job."""
+    nodes: int | None = None
+    """Most nodes of a job."""
+    gpus: int | None = None
+    """Most GPUs of a job on all of its nodes."""
+    gpu_types: tuple[tuple[str, int], ...] = ()
+    """Most GPUs of a type, if this is less: a100 = 4."""
+    cpus: int | None = None
+    """Most CPUs of a job on all of its nodes."""
+    max_submit_jobs: int | None = None
+    """Most jobs, including elements of arrays, that a user may have submitted."""
+    overrides_partition: bool = False
+    """Whether its jobs may exceed the time and node limits of the partition."""
+    overrides_partition_qos: bool = False
+    """Whether its limits come before those of the partition's QOS (OverPartQOS)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +152,10 @@ class Cluster(Limits):
     kinds: tuple[NodeKind, ...] = ()
     """Kinds of nodes by name, in place of gpus_per_node, gpu_type, cpus_per_node and
     mem_per_node; a partition says how many nodes of each kind it has."""
+    qos: tuple[Qos, ...] = ()
+    """QOS with limits, by name."""
+    default_qos: str | None = None
+    """The QOS of jobs without one."""
     max_submit_jobs: int | None = None
     """Most jobs, including elements of arrays, that a user may have submitted."""
     account_required: bool = False
@@ -239,6 +277,7 @@ def _build(merged: MergedFacts, name: str, *, file: str, argument: str = "") -> 
         for field, value in merged.values.items()
     }
     values["partitions"] = tuple(Partition(**one) for one in values.get("partitions", ()))
+    values["qos"] = tuple(Qos(name=one, **dict(its)) for one, its in values.get("qos", ()))
     values["kinds"] = tuple(NodeKind(name=one, **dict(its)) for one, its in values.get("kinds", ()))
     cluster = Cluster(
         name=t.word(name, f"{file}: its name"),

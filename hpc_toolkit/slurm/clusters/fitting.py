@@ -12,7 +12,7 @@ from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
 from hpc_toolkit.system.tomltable import MAX_COUNT
 
 if TYPE_CHECKING:
-    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.clusters.facts import Cluster, Qos
 
 KINDS = "kinds"
 
@@ -36,6 +36,8 @@ class Needs:
     """Features that the nodes must have, as sbatch reads them."""
     gres: str = ""
     """Other generic resources of each node, as sbatch reads them."""
+    account: str | None = None
+    qos: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     """Origins of the values that the user did not give, by the keys of their limits."""
 
@@ -52,7 +54,7 @@ class Excess(NamedTuple):
     wanted: str
     limit: str
     place: str = ""
-    """The key of the kinds of nodes from which the limit follows."""
+    """The key of the kinds of nodes, or of the QOS, from which the limit follows."""
 
 
 def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
@@ -60,6 +62,19 @@ def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
 
     A limit that the site does not state is not checked.
     """
+    name = needs.qos or site.default_qos
+    for key, word, listed, taken in (
+        ("accounts", needs.account, site.accounts, True),
+        ("denied_accounts", needs.account, site.denied_accounts, False),
+        ("allowed_qos", name, site.allowed_qos, True),
+        ("denied_qos", name, site.denied_qos, False),
+    ):
+        if word and listed and (word.lower() in map(str.lower, listed)) is not taken:
+            yield Excess(key, word, ", ".join(listed))
+    limits = limiting_qos(site, needs.qos)
+    yield from _beyond_qos(limits, needs)
+    if any(qos.overrides_partition for qos in limits):
+        site = replace(site, nodes=None, min_nodes=None, max_walltime_s=None)
     if site.max_mem_per_cpu_mib and not needs.mem_per_cpu_mib:
         # A script requests as many CPUs as its memory needs.
         each = -(-needs.mem_mib // (site.max_mem_per_cpu_mib * (needs.cpus or 1)))
@@ -80,6 +95,31 @@ def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
     if site.max_walltime_s is not None and needs.time_s > site.max_walltime_s:
         limit_s = format_walltime(site.max_walltime_s)
         yield Excess("max_walltime", format_walltime(needs.time_s), limit_s)
+
+
+def limiting_qos(site: Cluster, asked: str | None) -> list[Qos]:
+    """Return the QOS whose limits bind a job: that of the partition first, unless the job's QOS
+    overrides it, then that of the job."""
+    known = {qos.name.lower(): qos for qos in site.qos}
+    names = [(one or "").lower() for one in (site.partition_qos, asked or site.default_qos)]
+    found = [known[one] for one in names if one in known]
+    return found[::-1] if found and found[-1].overrides_partition_qos else found
+
+
+def _beyond_qos(limits: list[Qos], needs: Needs) -> Iterator[Excess]:
+    gpu_type = (needs.gpu_type or "").lower()
+    gpus = [dict(one.gpu_types).get(gpu_type, one.gpus) for one in limits]
+    for key, wanted, limit, shown in (
+        ("max_walltime", needs.time_s, [one.max_walltime_s for one in limits], format_walltime),
+        ("nodes", needs.nodes, [one.nodes for one in limits], str),
+        ("gpus", needs.nodes * needs.gpus_per_node, gpus, str),
+        ("cpus", needs.nodes * needs.cpus, [one.cpus for one in limits], str),
+    ):
+        for qos, most in zip(limits, limit, strict=True):
+            if most is not None:
+                if wanted > most:
+                    yield Excess(key, shown(wanted), shown(most), f"qos.{qos.name}")
+                break
 
 
 def kinds_of(site: Cluster) -> tuple[NodeKind, ...]:

@@ -212,10 +212,23 @@ class Named:
         )
 
 
+_QOS_KEYS: dict[str, t.Key] = {
+    "max_walltime": ("max_walltime_s", t.walltime),
+    "nodes": ("nodes", t.count_or_zero),
+    "gpus": ("gpus", t.count_or_zero),
+    "gpu_types": ("gpu_types", Named(t.count_or_zero)),
+    "cpus": ("cpus", t.count_or_zero),
+    "max_submit_jobs": ("max_submit_jobs", t.count_or_zero),
+    "overrides_partition": ("overrides_partition", t.flag),
+    "overrides_partition_qos": ("overrides_partition_qos", t.flag),
+}
+
+
 def restricted(value: object, where: str) -> bool | str:
     return value if isinstance(value, bool) else t.text(value, where)
 
 
+qos = Named(Table(_QOS_KEYS, of="Qos"))
 kinds = Named(Table(_NODE_KIND_KEYS, of="NodeKind"))
 kind_counts = Named(t.count)
 
@@ -250,6 +263,11 @@ NODE_KEYS: dict[str, t.Key] = {
     "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
     "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
     "whole_nodes": ("whole_nodes", t.flag),
+    "accounts": ("accounts", t.texts),
+    "denied_accounts": ("denied_accounts", t.texts),
+    "allowed_qos": ("allowed_qos", t.texts),
+    "denied_qos": ("denied_qos", t.texts),
+    "partition_qos": ("partition_qos", t.word),
     "price_per_node_hour": ("price_per_node_hour", amount),
     "price_per_gpu_hour": ("price_per_gpu_hour", amount),
     "watts_per_node": ("watts_per_node", amount),
@@ -277,6 +295,8 @@ KEYS: dict[str, t.Key] = {
     "identify": ("identify", identify),
     **NODE_KEYS,
     "kinds": ("kinds", kinds),
+    "qos": ("qos", qos),
+    "default_qos": ("default_qos", t.word),
     "max_submit_jobs": ("max_submit_jobs", t.count),
     "currency": ("currency", t.word),
     "account_required": ("account_required", t.flag),

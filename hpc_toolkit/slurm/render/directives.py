@@ -14,7 +14,7 @@ from typing import Any
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.choice import choose_partition, first_fit, fitting_site, named_site
 from hpc_toolkit.slurm.clusters.facts import Cluster
-from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least
+from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least, limiting_qos
 from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.render.spec import (
     MEMORY_OPTIONS,
@@ -236,6 +236,8 @@ def _needs(full: ScriptSpec, sources: Mapping[str, str]) -> Needs:
         gpu_type=full.gpu_type,
         constraint=full.constraint or "",
         gres=full.gres or "",
+        account=full.account,
+        qos=full.qos,
         sources={keys[name]: source for name, source in sources.items() if name in keys},
     )
 
@@ -296,7 +298,7 @@ def _check_array(full: ScriptSpec, site: Cluster) -> None:
     if full.array is None:
         return
     array, limit = parse_array(full.array, "--array"), (site.max_array_size or math.inf) - 1
-    check_number(len(array.indices), site)
+    check_number(len(array.indices), full, site)
     if array.highest > limit:
         msg = f"--array: index {array.highest} is more than {site.name} has"
         msg += f" ({site.written('max_array_size')} = {site.max_array_size})"
@@ -305,13 +307,17 @@ def _check_array(full: ScriptSpec, site: Cluster) -> None:
         )
 
 
-def check_number(jobs: int, cluster: Cluster, where: str = "--array") -> None:
+def check_number(jobs: int, spec: ScriptSpec, cluster: Cluster, where: str = "--array") -> None:
     """Raise RenderError if these are more jobs than a user may have submitted at a time."""
-    if (limit := cluster.max_submit_jobs) is not None and jobs > limit:
-        msg = f"{where}: {jobs} jobs are more than a user of {cluster.name} may submit"
-        hint = "use a run: a few jobs process any number of items; or submit it in parts"
-        place = cluster.written("max_submit_jobs")
-        raise RenderError(f"{msg} ({place}: at most {limit})", hint=hint)
+    limits = {"max_submit_jobs": cluster.max_submit_jobs}
+    for qos in limiting_qos(named_site(cluster, spec.partition), spec.qos):
+        limits[f"qos.{qos.name}.max_submit_jobs"] = qos.max_submit_jobs
+    for key, limit in limits.items():
+        if limit is not None and jobs > limit:
+            place = cluster.written(key.removesuffix(".max_submit_jobs"))
+            msg = f"{where}: {jobs} jobs are more than a user of {cluster.name} may submit"
+            hint = "use a run: a few jobs process any number of items; or submit it in parts"
+            raise RenderError(f"{msg} ({place}: at most {limit})", hint=hint)
 
 
 def ranks(full: ScriptSpec) -> int:
@@ -348,7 +354,8 @@ def cpus_share(full: ScriptSpec, site: Cluster) -> int:
     At least 1, as many as the requested memory needs, and no more than a QOS allows.
     """
     shares = [one for kind in kinds_of(site) if (one := _shares(full, site, kind)[0]) is not None]
-    share = int(min(shares)) // ranks(full) if shares else 0
+    limits = [Fraction(one.cpus, full.nodes) for one in limiting_qos(site, full.qos) if one.cpus]
+    share = int(min([*shares, *limits[:1]])) // ranks(full) if shares else 0
     most_mib, needed = site.max_mem_per_cpu_mib, 1
     if most_mib and (full.mem or full.mem_per_gpu):
         needed = -(-memory_mib(full) // (most_mib * ranks(full)))

@@ -30,6 +30,15 @@ _RELAY = (
     'exec 3<&0; "$@" <&3 3<&- & child=$!; trap : USR1 TERM; trap \'kill -USR1 "$child"\' URG; '
     'while wait "$child"; code=$?; kill -0 "$child" 2>/dev/null; do :; done; exit "$code"'
 )
+# enroot starts with the image's variables only; --env NAME copies one.
+_COPY_VARIABLES = """
+program=$1; shift
+names=$(awk "BEGIN { for (name in ENVIRON) if (name ~ /^[A-Za-z_][A-Za-z0-9_]*\\$/) print name }")
+for name in $names; do
+  case $name in PATH|HOME|PWD|SHELL|_|AWK*|LD_*|ENROOT_*) ;; *) set -- "--env=$name" "$@" ;; esac
+done
+exec "$program" start "$@"
+"""
 
 
 class Program(NamedTuple):
@@ -44,6 +53,15 @@ class Program(NamedTuple):
     nvidia: tuple[str, ...] = ()
     amd: tuple[str, ...] = ()
     joint: str = ""
+    pair: str = "{}:{}"
+    """A bind from its two paths."""
+    read_only: str = ":ro"
+    refused: str = ""
+    """What a path must not contain, besides ``,``, ``:`` and ``\\``."""
+    space: str = " "
+    """How a path is written that contains a space."""
+    script: str = ""
+    """A script for sh that starts the program."""
     of_srun: bool = False
 
 
@@ -70,6 +88,25 @@ PROGRAMS: dict[str, Program] = {
         ("--container-workdir={directory}", "--container-image={image}"),
         joint=",",
         of_srun=True,
+    ),
+    "enroot": Program(
+        (),
+        "--mount=",
+        ("{image}", "sh", "-c", 'cd "$0" && exec "$@"', "{directory}"),
+        nvidia=("--env=NVIDIA_VISIBLE_DEVICES=all",),
+        pair="{}:{}:none:x-create=auto,rbind",
+        read_only=",ro",
+        refused="\t",
+        space="\\040",
+        script=_COPY_VARIABLES,
+    ),
+    "shifter": Program(
+        (),
+        "--volume=",
+        ("--workdir={directory}", "--image={image}", "--"),
+        nvidia=("--module=gpu",),
+        joint=";",
+        refused=";",
     ),
     "podman-hpc": _PODMAN._replace(nvidia=("--gpu",)),
     "podman": _PODMAN,
@@ -112,7 +149,7 @@ class Container:
 
     def refused(self, path: str) -> str:
         """The characters of a path that separate paths for the program."""
-        return "".join(sorted({*",:\\"} & {*path}))
+        return "".join(sorted({*",:\\", *(self.program.refused if self.program else "")} & {*path}))
 
     def srun_options(self, *directories: str) -> list[str]:
         """Options of srun that start its tasks in the container, and show it the directories."""
@@ -133,11 +170,12 @@ class Container:
         program = self.program
         assert program is not None
         gpu = {"nvidia": program.nvidia, "amd": program.amd}.get(self.gpu, ())
+        start = ["sh", "-c", program.script, "sh"] if program.script else []
         name, *arguments = self.words
         given = [] if program.of_srun else [name, *program.start]
-        shown = [_bind(*_parts(one)) for one in binds]
+        shown = [_bind(program, *_parts(one)) for one in binds]
         joined = [program.joint.join(shown)] if program.joint and shown else shown
-        return [*given, *arguments, *gpu, *(program.bind + one for one in joined)]
+        return [*start, *given, *arguments, *gpu, *(program.bind + one for one in joined)]
 
     def last(self, directory: str) -> list[str]:
         """The rest of the command: it starts in ``directory``."""
@@ -173,8 +211,9 @@ def _parts(bind: str) -> tuple[str, str, str]:
     return source, target or source, mode
 
 
-def _bind(source: str, target: str, mode: str) -> str:
-    return f"{source}:{target}" + (":ro" if mode == "ro" else "")
+def _bind(program: Program, source: str, target: str, mode: str) -> str:
+    written = program.pair.format(source, target).replace(" ", program.space)
+    return written + (program.read_only if mode == "ro" else "")
 
 
 def environment_of(python: str) -> tuple[str, ...]:
@@ -199,7 +238,7 @@ def plain_lines(container: Container, *, gpus: bool) -> list[str]:
     tmp = [] if any(_parts(one)[1] == "/tmp" for one in container.binds) else ["/tmp"]  # noqa: S108
     first = container.first([*container.binds, *tmp, _HERE])
     lines = _array("container=", first)
-    pair = "$directory:$directory"
+    pair = program.pair.format("$directory", "$directory")
     add = f'[-1]+="{program.joint}{pair}"' if program.joint else f'+=("{program.bind}{pair}")'
     lines += [
         f"for name in {' '.join(CACHES)}; do",

@@ -199,6 +199,8 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             ("apptainer", "/images/tools v2.sif", None),
             ("singularity", "docker://rocm/pytorch", "mi250x"),
             ("pyxis", "nvcr.io#nvidia/pytorch:25.01-py3", None),
+            ("enroot", "/images/tools v2.sqsh", None),
+            ("shifter", "docker:nvidia/pytorch:25.01", None),
             ("podman-hpc", "nvcr.io/nvidia/pytorch:25.01-py3", None),
         )
     },

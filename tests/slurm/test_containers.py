@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow]
 
 # Its helper stands in for that of real programs, which unpacks the image and which USR1 ends.
+# That of enroot knows only the variables that it is given.
 STAND_IN = """#!{python} -IS
 import json, os, signal, subprocess, sys
 words = sys.argv[1:]
@@ -36,6 +37,12 @@ image = next(at for at, word in enumerate(words) if "my image" in word)
 command = words[image + 1 :]
 command = command[command[:1] == ["--"] :]
 environ = dict(os.environ)
+if {name!r} == "enroot":
+    environ = {{"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}}
+    for word in words[:image]:
+        if word.startswith("--env="):
+            name, _, value = word[6:].partition("=")
+            environ[name] = value or os.environ[name]
 helper = subprocess.Popen(["sleep", "600"])
 child = subprocess.Popen(command, env=environ)
 signal.signal(signal.SIGUSR1, lambda number, _: child.send_signal(number))

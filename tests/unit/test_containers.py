@@ -42,6 +42,7 @@ def plain(runtime: str, **fields: Any) -> str:
 
 @pytest.mark.parametrize("runtime", PROGRAMS)
 def test_a_hostile_image_or_path_is_one_word_or_refused(runtime: str, tmp_path: Path) -> None:
+    program = PROGRAMS[runtime]
     # Each text for two or three of the programs.
     texts = TEXTS[list(PROGRAMS).index(runtime) % 3 :: 3]
     accepted = 0
@@ -64,7 +65,8 @@ def test_a_hostile_image_or_path_is_one_word_or_refused(runtime: str, tmp_path: 
             if field == "container":
                 assert any(word.endswith(text) for word in words[1:]), (text, words)
             else:
-                source, _, target = f"/x/{text}".partition(":")
+                path = f"/x/{text}".replace(" ", program.space)
+                source, _, target = path.partition(":")
                 assert any(f"{source}:{target or source}" in word for word in words), (text, words)
             assert words[-2:] == ["prog", "word"]
             # As many words as for a harmless text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,8 +31,20 @@ def test_only_complete_templates_can_be_rendered(name: str) -> None:
 def test_facts_that_nobody_verified_are_named_in_the_header() -> None:
     script = render_script(spec(account="aip-x"), load_cluster("killarney"))
 
-    assert "# The facts of killarney are not verified." in script
-    assert "not verified" not in render_script(spec(), GENERIC)
+    assert "(facts not verified)" in script
+    assert "(facts not verified)" not in render_script(spec(), GENERIC)
+
+
+def test_a_cluster_given_by_path_is_in_the_command_and_not_in_the_hash() -> None:
+    here, there = (replace(GENERIC, argument=f"/{place}/generic.toml") for place in ("a", "b"))
+
+    first, second = (render_script(spec(), site) for site in (here, there))
+
+    def facts(script: str) -> str:
+        return next(line for line in script.splitlines() if line.startswith("# hpctk-cluster"))
+
+    assert "--cluster /a/generic.toml" in first
+    assert facts(first) == facts(second)
 
 
 @pytest.mark.parametrize(

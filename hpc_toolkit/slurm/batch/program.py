@@ -6,11 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import NoReturn
 
 from hpc_toolkit.errors import TRY_AGAIN
-from hpc_toolkit.slurm.allowlist import USERS
+from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.system.processes import CUT_SHORT, WARNING
@@ -27,54 +26,6 @@ _TASK = """{begin}hpctk_ended=0; trap hpctk_ended=1 TERM; trap {on_warning}
 if [ "$hpctk_code$hpctk_ended" = 1431 ]; then hpctk_code=1; echo "cut short (SIGTERM)" >&2; fi
 exit "$hpctk_code"
 """
-_FIND = """HPCTK_STAGED=$HPCTK_STAGED/$SLURMD_NODENAME
-hpctk_user=$HPCTK_STAGED/{users}/$SLURM_LOCALID
-"""
-_LAST_LEAVES = """if { rmdir "$hpctk_user" && rmdir "${hpctk_user%/*}"; } 2>/dev/null; then
-  rm -rf "$HPCTK_STAGED"; rmdir "${HPCTK_STAGED%/*}" 2>/dev/null
-fi
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staging:
-    """What a job copies to its nodes' own disks before its ranks start."""
-
-    paths: tuple[str, ...] = ()
-    directory: str = ""
-    """Where to; "" for the job's directory on the node's disk."""
-    tasks: int = 1
-    """Tasks of a node, which all use its copies."""
-
-    def around(self) -> tuple[str, str]:
-        """What a task's shell does before and after its program, which are its arguments."""
-        if not self.paths:
-            return "", ""
-        begin = _FIND.format(users=USERS)
-        for number in range(1, len(self.paths) + 1):
-            begin += f"HPCTK_STAGED_{number}=$HPCTK_STAGED/$HPCTK_STAGED_{number}\n"
-        return begin, _LAST_LEAVES
-
-    def copy(self, batch: Batch, *, within_s: int) -> int:
-        """Copy to all nodes; the exit code."""
-        job, environ = batch.job, os.environ
-        environ.pop("HPCTK_STAGED", None)  # of a rank that submitted this job
-        if not self.paths:
-            return 0
-        disk = self.directory or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # noqa: S108
-        place = f"{disk}/hpctk-{job.id}.{job.restarts}"
-        # Where ranks never start, nobody else removes the copies; ranks that start remove them.
-        remove = batch.once_per_node("--quiet", "--time=5")
-        quiet = ["sh", "-c", '"$@" 2>/dev/null || :', "sh"]  # a node may be lost or given back
-        batch.cleanup.insert(0, [*quiet, *remove, "rm", "-rf", "--", place])
-        environ["HPCTK_STAGED"] = place
-        for number, path in enumerate(self.paths, 1):
-            environ[f"HPCTK_STAGED_{number}"] = PurePosixPath(path).name
-        words = [sys.executable, "-Pm", "hpc_toolkit", "stage", place, "--users", str(self.tasks)]
-        return batch.call([*batch.once_per_node(within_s=within_s), *words, "--", *self.paths])
-
-
-NO_STAGING = Staging()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +94,9 @@ class ProgramJob:
             os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self._request.run_dir)
 
     def _stage(self) -> None:
-        if code := self._request.staging.copy(self._batch, within_s=self._request.within_s):
+        staging, beside = self._request.staging, self._request.run_dir or "runs/job"
+        code = staging.copy(self._batch, beside, within_s=self._request.within_s)
+        if code and staging.paths:
             self._restarts.checks_failed(code, "a node could not stage its copies")
 
     def _decide(self, code: int) -> NoReturn:

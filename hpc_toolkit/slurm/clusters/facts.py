@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, near_miss
@@ -211,6 +211,14 @@ class Cluster(Limits):
         files = {origins[one].file for one in origins if one.startswith(f"{key}.")}
         return f"{', '.join(sorted(files)) or self.file}: {key}"
 
+    def stated(self) -> dict[str, Any]:
+        """Return the facts that differ from their defaults, without their files and origins."""
+        return {
+            name: value
+            for name, value in _stated(self).items()
+            if name not in ("file", "argument", "origins")
+        }
+
 
 def cluster_names() -> list[str]:
     return sorted({found.name for found in cluster_files()})
@@ -307,6 +315,17 @@ def _check_kinds(cluster: Cluster) -> None:
             if facts.kinds and getattr(facts, keys.NODE_KEYS[key][0]) is not None:
                 msg = f"{where}: kinds of nodes and {key} exclude each other"
                 raise ConfigError(msg, hint=f"move {key} into the kinds, or remove it")
+
+
+def _stated(facts: Any) -> dict[str, Any]:
+    found = {one.name: (getattr(facts, one.name), one.default) for one in fields(facts)}
+    return {
+        name: [_stated(one) if is_dataclass(one) else one for one in value]
+        if isinstance(value, tuple)
+        else value
+        for name, (value, default) in found.items()
+        if value != default
+    }
 
 
 class Origin(NamedTuple):

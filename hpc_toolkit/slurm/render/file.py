@@ -27,14 +27,22 @@ from hpc_toolkit.slurm.render.values import EXCLUSIVE, FLAG, PASSED, left_out
 _MARK = "# hpctk-body: sha256:"
 _HERE = "# hpctk-body:"
 """A line of a template that the hash takes the place of."""
+_VERSION = r"(?m)^# (?:Generated|Rendered) by hpctk (\S+?)\.? "
 _COMMAND = r"(?m)^#   (hpctk render (?:.* \\\n#     )*.*)$"
+_TEMPLATE = r"(?m)^# hpctk-template: (\S+) ([0-9a-f]+)$"
+_CLUSTER = r"(?m)^# hpctk-cluster: (\S+) ([0-9a-f]+)"
+_SPEC = r"(?m)^# hpctk-spec: sha256:([0-9a-f]+) (\{.*\})$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
+    version: str
     template: str
+    template_sha256: str
+    """Hash of the texts of the template and of the templates that it extends."""
     cluster: str
     """The value of ``--cluster``: a name or the path of a file."""
+    cluster_sha256: str
     request: dict[str, Any]
 
 
@@ -79,24 +87,52 @@ def read_script(path: Path) -> str:
         ) from None
 
 
+def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
+    """Return the version that rendered a file, and its request; errors call the file ``where``.
+
+    Raises RenderError if the file was not rendered, or if its request was edited.
+    """
+    import json
+
+    # Editors of other systems write "\r\n": an edit, but the request is still readable.
+    lines = text.replace("\r\n", "\n")
+    version, spec = re.search(_VERSION, lines), re.search(_SPEC, lines)
+    if spec is None and origin(text) == "rendered":
+        msg = f"{where}: it was rendered by an older hpctk and does not contain its options"
+        raise RenderError(msg, hint="run the command in its first lines again")
+    if _MARK not in text or not (version and spec):
+        raise _foreign(where)
+    try:
+        request: dict[str, Any] = json.loads(spec[2])
+    except ValueError:
+        raise _damaged(where) from None
+    if sha256(spec[2]) != spec[1]:
+        raise _damaged(where)
+    return version[1], request
+
+
 def read_header(script: str, where: str) -> Header:
     """Parse the header of a script; errors call the file ``where``.
 
     Raises RenderError if the script was not rendered, or if its header was edited.
     """
-    # Editors of other systems write "\r\n": an edit, but the request is still readable.
-    command = re.search(_COMMAND, script.replace("\r\n", "\n"))
-    if command is None or _MARK not in script:
-        msg = f"{where}: not a script that 'hpctk render' wrote, or its header was edited"
-        raise RenderError(msg, hint="render the script again")
+    text = script.replace("\r\n", "\n")
+    found = [re.search(pattern, text) for pattern in (_VERSION, _COMMAND, _TEMPLATE, _CLUSTER)]
+    version, command, template, cluster = found
+    if not (version and command and template and cluster and _MARK in text):
+        raise _foreign(where)
     try:
-        kind, cluster, request = read_command(shlex.split(command[1].replace(" \\\n#     ", " ")))
+        kind, argument, request = read_command(shlex.split(command[1].replace(" \\\n#     ", " ")))
     except (ValueError, IndexError) as error:
-        if isinstance(error, RenderError):
-            raise
-        msg = f"{where}: the request in its header was edited"
-        raise RenderError(msg, hint="render the script again") from None
-    return Header(template=kind, cluster=cluster, request=request)
+        raise (error if isinstance(error, RenderError) else _damaged(where)) from None
+    return Header(
+        version=version[1],
+        template=kind,
+        template_sha256=template[2],
+        cluster=argument,
+        cluster_sha256=cluster[2],
+        request=request,
+    )
 
 
 def option_words(name: str, value: Any) -> list[str]:
@@ -186,6 +222,16 @@ def needs_value(name: str) -> bool:
     """Whether this option of sbatch must have a value; False for one that hpctk does not know."""
     flags = (FLAG, EXCLUSIVE)
     return name in PASSED or (name in FIELDS and OPTIONS[name.replace("-", "_")].value not in flags)
+
+
+def _foreign(where: str) -> RenderError:
+    msg = f"{where}: not a script that 'hpctk render' wrote, or its header was edited"
+    return RenderError(msg, hint="render the script again")
+
+
+def _damaged(where: str) -> RenderError:
+    msg = f"{where}: the request in its header was edited"
+    return RenderError(msg, hint="render the script again")
 
 
 def write_script(path: Path, script: str, *, force: bool = False) -> None:

@@ -1,24 +1,29 @@
 """Render a job script: a pure function of the request, the cluster's facts and the templates.
 
+``check_drift`` compares a script with the one that would be rendered today.
+
 Rendering reads no clock, no host name and no scheduler, so a script is the same on any machine.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
+import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from hpc_toolkit import __version__
-from hpc_toolkit.errors import RenderError, near_miss
+from hpc_toolkit.errors import HpcToolkitError, RenderError, near_miss
 from hpc_toolkit.slurm.allowlist import setup_words
-from hpc_toolkit.slurm.clusters.facts import Cluster
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.containers import plain_lines
 from hpc_toolkit.slurm.render import file as scripts
 from hpc_toolkit.slurm.render import kinds
@@ -30,7 +35,8 @@ from hpc_toolkit.slurm.render.directives import (
     directives,
     ranks,
 )
-from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, QUEUES, ScriptSpec, shown
+from hpc_toolkit.slurm.render.file import Header
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, QUEUES, ScriptSpec, read_spec, shown
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -39,6 +45,9 @@ if TYPE_CHECKING:
 _SUFFIX = ".sbatch.j2"
 _PARENTS = ("base", "plain")
 """Templates that others extend, and that are not rendered by themselves."""
+_PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
+_SHORT = 16
+"""Hexadecimal digits of a hash that guards against accidents."""
 _WIDTH = 116
 Step = tuple[list[str], str]
 """The words of a command, and the log message if the command fails."""
@@ -83,7 +92,11 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     values = {
         "version": __version__,
         "command": [_comment_text(shlex.quote(word)) for word in command],
-        "doubt": "" if cluster.verified or not cluster.source else cluster.name,
+        "template": template,
+        "template_sha256": scripts.sha256("".join(_lineage(file)))[:_SHORT],
+        "cluster": cluster.name,
+        "cluster_sha256": scripts.sha256(json.dumps(cluster.stated(), sort_keys=True))[:_SHORT],
+        "doubt": "" if cluster.verified or not cluster.source else " (facts not verified)",
         "directives": options,
         "around": around,
         "batch": (*around.batch, *(["--campaign"] if template == "campaign" else [])),
@@ -99,6 +112,12 @@ def fill(file: str, values: dict[str, Any], **filters: Callable[..., Marked]) ->
     environment = _environment()
     environment.filters.update(filters)
     return environment.get_template(file).render(values)
+
+
+def _lineage(file: str) -> list[str]:
+    text = _source(file)
+    parent = _PARENT.match(text)
+    return [*(_lineage(parent[1]) if parent else []), text]
 
 
 @functools.cache
@@ -183,6 +202,59 @@ def _comment_text(text: str) -> Marked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    file: str
+    reasons: tuple[str, ...]
+    """Why the texts differ; empty for a file that is up to date."""
+    script: str
+    rendered: str | None
+    """The current rendering; None if the request cannot be read or is not accepted any more."""
+
+    def difference(self) -> str:
+        old, new = self.script.splitlines(True), (self.rendered or "").splitlines(True)
+        return "".join(difflib.unified_diff(old, new, self.file, f"{self.file} (rendered now)"))
+
+
+def check_drift(path: Path) -> Drift:
+    """Render the script at ``path`` again from the request in its header, and compare.
+
+    A file that cannot be read, or is not a rendered script, counts as different.
+    """
+    script = ""
+    try:
+        script = scripts.read_script(path)
+        header = scripts.read_header(script, str(path))
+    except RenderError as error:
+        reason = error.message.removeprefix(f"{path}: ")
+        return Drift(file=str(path), reasons=(reason,), script=script, rendered=None)
+    edited = scripts.origin(script) == "edited"
+    reasons = ["edited by hand"] if edited else []
+    try:
+        cluster = load_cluster(header.cluster)
+        spec = read_spec(header.request)
+        rendered = render_script(spec, cluster, header.template)
+    except HpcToolkitError as error:
+        reasons.append(f"its request is refused now: {error.message}")
+        return Drift(file=str(path), reasons=tuple(reasons), script=script, rendered=None)
+    if script != rendered:
+        reasons += _changes(header, scripts.read_header(rendered, str(path))) or (
+            [] if reasons else ["rendered differently"]
+        )
+    return Drift(file=str(path), reasons=tuple(reasons), script=script, rendered=rendered)
+
+
+def _changes(old: Header, new: Header) -> list[str]:
+    found = []
+    if old.version != new.version:
+        found.append(f"rendered by hpctk {old.version}, this is {__version__}")
+    if old.template_sha256 != new.template_sha256:
+        found.append(f"the template {old.template} changed")
+    if old.cluster_sha256 != new.cluster_sha256:
+        found.append(f"the facts of the cluster {old.cluster} changed")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """All that a script does before hpctk takes over, in the order in which it happens."""
 
@@ -232,6 +304,7 @@ def surroundings(
         batch=(
             *(full.python or "", "-P", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
             *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
+            *(["--stage-env"] if full.stage_env else ()),
             *(trained.options if trained else ()),
         ),
     )

@@ -1,4 +1,8 @@
-"""The keys of cluster files as a JSON schema, of which the reference of these files is made."""
+"""The JSON schema of cluster files, generated from the keys that the reader knows.
+
+It says which keys there are, what they mean and what type their values have, so that an editor can
+complete them. It accepts every valid file. Only the reader checks the values.
+"""
 
 from __future__ import annotations
 

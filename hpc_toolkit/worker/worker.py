@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from contextlib import suppress
 from functools import partial
@@ -25,7 +26,7 @@ from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.installation import open_streams
 from hpc_toolkit.system.processes import readable
-from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.system.ranks import RankInfo, step_nodes
 from hpc_toolkit.system.record import Record, fresh
 from hpc_toolkit.worker.code import executed
 from hpc_toolkit.worker.hiccups import Continuity
@@ -51,6 +52,9 @@ _PATIENCE_S = 0.5
 """Seconds that items of a later stage are left to the worker that has the results for them."""
 
 
+_OF_A_STEP = re.compile("SLURM_(NTASKS|NPROCS|NTASKS_PER_NODE|DISTRIBUTION|(CPU|MEM)_BIND.*)")
+
+
 class WorkerOptions(Record, kw_only=True):
     """Settings of one worker, fixed at its start."""
 
@@ -66,6 +70,8 @@ class WorkerOptions(Record, kw_only=True):
     """Refuse code that changed since the run was created; False: warn."""
     pool: int = 0
     """Process id of the pool that started this worker; 0: none."""
+    rank: RankInfo | None = None
+    """Its rank among the workers of all pools; None: that of its environment."""
     has: dict[str, Any] = fresh(factory=dict)
     """What it has for stages with needs, instead of what it sees (``system.needs.Amounts``)."""
     argv: tuple[str, ...] = ()
@@ -96,7 +102,7 @@ class Worker:
         """Raises OSError: as :meth:`run`."""
         kept = kept or options.kept(paths, clock)
         self._options, self._clock, self._kept = options, clock, kept
-        rank = RankInfo.from_environ()
+        rank = options.rank or RankInfo.from_environ()
         proof, lease_s = _believed(paths, options.lease_s)
         limits = [stage.log_limit_mib for stage in manifest.stages]
         limit = max((mib << 20 if mib else math.inf for mib in limits), default=math.inf)
@@ -352,6 +358,8 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
     if "SLURM_STEP_ID" in os.environ:  # the step has all of the node's resources
         os.environ.setdefault("SLURM_OVERLAP", "1")
         os.environ.pop("SLURM_LABELIO", None)  # by which srun in an item would alter its result
+        if (nodes := step_nodes()) > 1:
+            _prepare_steps(nodes)
     kept = options.kept(paths, clock)
     kept.listen()
     worker: Worker | None = None
@@ -368,6 +376,17 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
     finally:
         FORK_SERVER.stop()
         kept.let_go(None if worker is None else worker.probes)
+
+
+def _prepare_steps(nodes: int) -> None:
+    """Let srun in an item start one task on each node of the job, as in a job's script.
+
+    srun sets its options in the environment of its tasks, and so would repeat those of this worker.
+    """
+    for name in [*os.environ]:
+        if _OF_A_STEP.fullmatch(name) or (name, os.environ[name]) == ("SLURM_MPI_TYPE", "none"):
+            del os.environ[name]
+    os.environ |= {"SLURM_NNODES": str(nodes), "SLURM_TASKS_PER_NODE": f"1(x{nodes})"}
 
 
 class PausedError(HpcToolkitError):

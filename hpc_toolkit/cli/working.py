@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, Panels, flag, many
-from hpc_toolkit.system.quantities import parse_duration, parse_size
+from hpc_toolkit.system.quantities import counted, parse_duration, parse_size
 from hpc_toolkit.system.ranks import RankInfo, host_name, other_hosts, other_job
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note, printable
@@ -203,7 +203,10 @@ def divide_task(shares: Shares, rank: RankInfo, workers: int) -> Shares:
     first, other, *_ = map(str, place_workers(machine, shares, workers))
     if rank.rank == 0:
         if not first.startswith("CPUs"):
-            note(f"the {workers} workers of each task share its {machine.cpus} CPUs", "warning")
+            note(
+                f"the {workers} workers of each task share its {counted(machine.cpus, 'CPU')}",
+                "warning",
+            )
         said = f"{workers} workers in each task; on this one the first has {first or 'no share'}"
         print(f"{said}; the second {other or 'no share'}", file=sys.stderr)
     return shares

@@ -200,15 +200,13 @@ def divide_task(shares: Shares, rank: RankInfo, workers: int) -> Shares:
     # What job scripts set, for one worker in a task.
     if os.environ.get("OMP_NUM_THREADS") == os.environ.get("SLURM_CPUS_PER_TASK"):
         os.environ.pop("OMP_NUM_THREADS", None)
-    first, other, *_ = map(str, place_workers(machine, shares, workers))
-    if rank.rank == 0:
-        if not first.startswith("CPUs"):
-            note(
-                f"the {workers} workers of each task share its {counted(machine.cpus, 'CPU')}",
-                "warning",
-            )
-        said = f"{workers} workers in each task; on this one the first has {first or 'no share'}"
-        print(f"{said}; the second {other or 'no share'}", file=sys.stderr)
+    first, other, *_ = place_workers(machine, shares, workers)
+    if rank.rank == 0 and not first.cpus:
+        have = counted(machine.cpus, "CPU")
+        note(f"the {workers} workers of each task share its {have}", "warning")
+    elif rank.rank == 0:
+        said = f"{workers} workers in each task; of this one the first has {first}"
+        print(f"{said}; the second {other}", file=sys.stderr)
     return shares
 
 

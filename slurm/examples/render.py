@@ -34,7 +34,7 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "one-rank": (
         "generic",
         "work-queue",
-        {"nodes": 2, "ntasks_per_node": 8, "one_rank": True, "time": "4:00:00"},
+        {"nodes": 2, "ntasks_per_node": 8, "one_rank": True, "time": "4h", "account": "physics"},
     ),
     "lab": ("lab", "work-queue", {"nodes": 8, "gpus_per_node": 4, "run": "runs/demo"}),
     "killarney": (

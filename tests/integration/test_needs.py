@@ -479,7 +479,7 @@ def test_workers_of_one_rank_run_items_side_by_side_on_their_own_cpus(hpctk: Hpc
 
     assert ended.code == 75, ended.err
     assert ended.err.count("what is left needs more than this worker has: items (2 CPUs)") == 2
-    assert "2 workers in each task; on this one the first has CPUs" in ended.err
+    assert "2 workers in each task; of this one the first has CPUs" in ended.err
     run = Run.open("run")
     values = [row["value"] for row in run.results(partial=True) if row["state"] == "done"]
     assert len(values) == 8

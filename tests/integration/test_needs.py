@@ -528,10 +528,10 @@ def test_the_only_rank_of_a_job_has_all_its_nodes_and_lets_srun_use_them(hpctk: 
     alone = hpctk("work", "run", env=step(0, 1, nodes=2) | set_by_srun)
 
     assert "this worker has: items (3 nodes)" in alone.err
-    seen = Path("seen-1").read_text().split()
-    assert {"SLURM_NNODES=2", "SLURM_TASKS_PER_NODE=1(x2)", "SLURM_OVERLAP=1"} <= set(seen)
+    variables = Path("seen-1").read_text().split()
+    assert {"SLURM_NNODES=2", "SLURM_TASKS_PER_NODE=1(x2)", "SLURM_OVERLAP=1"} <= set(variables)
     left = {"SLURM_NTASKS", "SLURM_NPROCS", *set_by_srun}
-    assert left.isdisjoint(one.partition("=")[0] for one in seen)
+    assert left.isdisjoint(one.partition("=")[0] for one in variables)
     status = hpctk("status", "run")
     assert "1 item of items needs 3 nodes; no worker has more than 2" in status.out
     assert "hpctk submit --run run --nodes 3 --one-rank" in status.out

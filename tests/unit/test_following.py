@@ -206,7 +206,7 @@ def test_r17_a_retry_revives_what_was_skipped_also_after_the_seal(tmp_path: Path
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_worker_that_loses_a_race_adds_its_segment_behind_the_other_one(
+def test_r17_a_worker_that_loses_a_race_adds_its_segment_behind_the_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, same: bool
 ) -> None:
     world = World(tmp_path / "run")

@@ -129,6 +129,9 @@ class FreshUnits:
             else:
                 del self._groups[key]
 
+    def __bool__(self) -> bool:
+        return bool(self._own or self._plain or self._groups)
+
     def has(self, group: str | None) -> bool:
         """Whether a unit of this group is left; False for no group."""
         return group in self._groups

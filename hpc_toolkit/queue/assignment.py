@@ -170,6 +170,11 @@ class Picker(Record, frozen=False, stateful=True):
                 self._list_claims()
         return None
 
+    @property
+    def has_fresh(self) -> bool:
+        """Whether it knows of units that no worker seems to have claimed."""
+        return any(self._fresh.values())
+
     def next_group(self, assignment: Assignment) -> str | None:
         """Key of the group to begin after the unit's group; see :meth:`FreshUnits.next_group`."""
         stage, unit = assignment.stage, assignment.unit
@@ -326,8 +331,7 @@ class Picker(Record, frozen=False, stateful=True):
             stage = self.view.stages[key[0]]
             self._random.shuffle(found[key])
             for unit in found[key]:
-                held = self._holds_some(stage, unit)
-                assignment = self._try_takeover(stage, unit) if held else None
+                assignment = self._try_takeover(stage, unit)
                 if assignment is not None:
                     return assignment
         return None
@@ -345,8 +349,6 @@ class Picker(Record, frozen=False, stateful=True):
         owners = {stage.owner(name, n) for n in range(1, stage.claims.generation(name) + 1)}
         for worker in (*formers[-_FORMERS:], *owners, self.worker):
             self.view.poll_journal(worker)
-        if name not in stage.state.open or not self._holds_some(stage, name):
-            return None
         return self._try_takeover(stage, name)
 
     def again(self, last: Assignment) -> Assignment | None:
@@ -355,11 +357,11 @@ class Picker(Record, frozen=False, stateful=True):
         # Earlier owners may have written meanwhile that an item of this unit kills.
         for generation in range(1, last.generation + 1):
             self.view.poll_journal(last.stage.owner(name, generation))
-        if name not in last.stage.state.open or not self._holds_some(last.stage, name):
-            return None
         return self._try_takeover(last.stage, name)
 
     def _try_takeover(self, stage: StageView, name: str) -> Assignment | None:
+        if name not in stage.state.open or not self._holds_some(stage, name):
+            return None
         generation = stage.claims.generation(name)
         unit = stage.unit(name)
         released = generation in stage.state.units[name].released

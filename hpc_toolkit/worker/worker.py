@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 EXIT_COMPLETE = 0
 
 _HOLD_POLL_S = 0.2
+_GROUPED_S = 0.1
+"""Seconds for which items that follow others wait while the worker has others, as short ones."""
 _PATIENCE_S = 0.5
 """Seconds that items of a later stage are left to the worker that has the results for them."""
 
@@ -170,6 +172,7 @@ class Worker:
         kept.keep(self._runner)
         self._stage: StageView | None = None
         self._idle_since: float | None = None
+        self._followed_at, self._owes = float("-inf"), False
 
     def run(self) -> int:
         """Work until nothing is left; the exit code. Raises OSError: this name must end."""
@@ -206,7 +209,7 @@ class Worker:
             assignment = None if holds else self._picker.next(self._runner.loaded, self._pacing)
             if assignment is not None:
                 self._work(assignment)
-            elif any(self._follow(patience_s=_PATIENCE_S)):
+            elif any(self._follow(0.0 if self._owes else _PATIENCE_S)):
                 self._pacing.worked()
             elif self._picker.reported_complete or (holds and self._view.complete):
                 # A hint in ``head`` that saves waiting workers reading all journals.
@@ -262,9 +265,10 @@ class Worker:
         while assignment is not None:
             self._stage = assignment.stage
             failed_before = self._runner.counts.failed
+            began = self._clock.monotonic()
             outcome = self._runner.run(assignment)
             self._view.poll_journal(self.name)
-            self._follow()
+            self._follow_if_due(began)
             if self._runner.counts.failed > failed_before:
                 self._pause.judge(self._stage, self._runner.counts)
             if self._pause.reason:
@@ -277,9 +281,21 @@ class Worker:
             again = outcome is Outcome.DIED and not stops
             assignment = self._picker.again(assignment) if again else None
 
+    def _follow_if_due(self, began: float) -> None:
+        """Add what follows the unit that ``began`` then; after short units, not each time.
+
+        A segment costs several syncs, which is much beside items of milliseconds. Should the next
+        item take long, workers that wait add what can be added.
+        """
+        since = self._clock.monotonic() - min(began, self._followed_at)
+        self._owes = since < _GROUPED_S and self._picker.has_fresh
+        if not self._owes:
+            self._follow()
+
     def _follow(self, patience_s: float = 0.0) -> list[bool]:
         """Add items to stages that follow others; whether there were any, for each stage."""
-        now = self._clock.monotonic()
+        now = self._followed_at = self._clock.monotonic()
+        self._owes = False
         return [one.publish(now, patience_s) for one in self._picker.following.values()]
 
     def _wait(self) -> None:

@@ -270,3 +270,12 @@ def test_nothing_can_be_added_to_such_a_list(hpctk: Hpctk) -> None:
     for command in (["add", "--items", "items.jsonl"], ["snapshot"]):
         refused = hpctk(command[0], "run", *command[1:])
         assert (refused.code, "follow other" in refused.err) == (1, True)
+
+
+def test_what_follows_short_items_is_added_in_groups(hpctk: Hpctk) -> None:
+    roots = [{"id": n} for n in range(200)]
+    items = roots + [{"id": 200 + n, "after": [n]} for n in range(200)]
+    run = made(hpctk, items, "--workload", "graph_workloads:plain")
+    assert hpctk("work", "run").code == 0
+    check_order(run, items)
+    assert len(run.view.stages["items"].log.segments) < 150

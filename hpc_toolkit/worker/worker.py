@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 from contextlib import suppress
 from functools import partial
@@ -26,7 +25,7 @@ from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.installation import open_streams
 from hpc_toolkit.system.processes import readable
-from hpc_toolkit.system.ranks import RankInfo, step_nodes
+from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.system.record import Record, fresh
 from hpc_toolkit.worker.code import executed
 from hpc_toolkit.worker.hiccups import Continuity
@@ -34,7 +33,7 @@ from hpc_toolkit.worker.hosthealth import HostWatch
 from hpc_toolkit.worker.membership import Membership
 from hpc_toolkit.worker.pausing import PauseRule
 from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
-from hpc_toolkit.worker.starting import FORK_SERVER
+from hpc_toolkit.worker.starting import FORK_SERVER, prepare_steps
 from hpc_toolkit.worker.unitlines import Outcome
 from hpc_toolkit.worker.unitruns import UnitRunner
 
@@ -52,9 +51,6 @@ _GROUPED_S = 0.1
 """Seconds for which items that follow others wait while the worker has others, as short ones."""
 _PATIENCE_S = 0.5
 """Seconds that items of a later stage are left to the worker that has the results for them."""
-
-
-_OF_A_STEP = re.compile("SLURM_(NTASKS|NPROCS|NTASKS_PER_NODE|DISTRIBUTION|(CPU|MEM)_BIND.*)")
 
 
 class WorkerOptions(Record, kw_only=True):
@@ -371,11 +367,8 @@ def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
 def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:
     """Run one worker until nothing is left to do; return the exit code."""
     open_streams()
-    if "SLURM_STEP_ID" in os.environ:  # the step has all of the node's resources
-        os.environ.setdefault("SLURM_OVERLAP", "1")
-        os.environ.pop("SLURM_LABELIO", None)  # by which srun in an item would alter its result
-        if (nodes := step_nodes()) > 1:
-            _prepare_steps(nodes)
+    if "SLURM_STEP_ID" in os.environ:
+        prepare_steps()
     kept = options.kept(paths, clock)
     kept.listen()
     worker: Worker | None = None
@@ -392,17 +385,6 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
     finally:
         FORK_SERVER.stop()
         kept.let_go(None if worker is None else worker.probes)
-
-
-def _prepare_steps(nodes: int) -> None:
-    """Let srun in an item start one task on each node of the job, as in a job's script.
-
-    srun sets its options in the environment of its tasks, and so would repeat those of this worker.
-    """
-    for name in [*os.environ]:
-        if _OF_A_STEP.fullmatch(name) or (name, os.environ[name]) == ("SLURM_MPI_TYPE", "none"):
-            del os.environ[name]
-    os.environ |= {"SLURM_NNODES": str(nodes), "SLURM_TASKS_PER_NODE": f"1(x{nodes})"}
 
 
 class PausedError(HpcToolkitError):

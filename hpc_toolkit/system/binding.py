@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.gpus import CUDA, ranks_here, visible_gpus
+from hpc_toolkit.system.gpus import CUDA, rank_here, ranks_here, visible_gpus
 from hpc_toolkit.system.quantities import counted, format_cpus, format_size, parse_cpus
 from hpc_toolkit.system.record import Record, fresh
 
@@ -240,7 +240,7 @@ def bind(place: Place) -> None:
 
 def bind_rank(environ: Mapping[str, str] = os.environ) -> None:
     """Bind a rank to its part of the CPUs of its step on this node, if Slurm has not bound it."""
-    ranks, rank = ranks_here(environ), environ.get("SLURM_LOCALID", "")
+    ranks, rank = ranks_here(environ), rank_here(environ)
     cpus = [cpu for some in _nodes(Path("/"), os.sched_getaffinity(0)).values() for cpu in some]
     step_has = str(len(cpus)) == environ.get("SLURM_CPUS_ON_NODE")
     shared = step_has and "mask" not in environ.get("SLURM_CPU_BIND_TYPE", "")

@@ -109,8 +109,10 @@ def test_a_rank_takes_its_part_of_the_cpus_if_slurm_has_not_bound_it(
 
     bind_rank({"SLURM_NODEID": "0", **environ})
     bind_rank({**step(1, tasks="2"), **environ})
+    mpi = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    bind_rank({"PBS_JOBID": "7", **mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", **environ})
 
-    assert made == ([] if bound is None else [bound])
+    assert made == ([] if bound is None else [bound] * 2)
 
 
 def test_a_worker_is_near_its_gpu() -> None:

@@ -159,9 +159,9 @@ def _work(
 
             return with_progress(run, partial(work_on_ray, run, workers, options, on_ray))
         if rank.in_step:
-            several = None if workers in (None, 1) else workers
-            shares = shares if several is None else divide_task(shares, rank, several)
-            return run.work(several, options, shares=shares)
+            if workers is not None and workers > 1:
+                shares = divide_task(shares, rank, workers)
+            return run.work(None if workers == 1 else workers, options, shares=shares)
         spans = any("nodes" in (stage.needs or {}) for stage in run.manifest.stages)
         if not spans and (warning := unused(workers, os.environ)):
             note(warning, "warning")

@@ -52,7 +52,7 @@ class Following:
         """The wants of items to come; in a graph, with their numbers."""
         self._taken = 0
         self._made: set[Origin] = set()
-        self._news = self._before[0].state.watch()
+        self._news = self._before[0].state.watch() if stage.spec.by is None else set[str]()
         """Units of the stage before of which something new was read, if there is no ``by``."""
         self._open: dict[str, UnitState] = {}
         """Units with items that are done, and of which nothing was made yet."""
@@ -194,7 +194,8 @@ class Following:
         (stage,) = self._before
         if self._news:
             self._open.update((name, stage.state.units[name]) for name in self._news)
-            self._open = dict(sorted(self._open.items()))
+            in_order = sorted(self._open.values(), key=lambda one: (one.unit.entry, one.unit.first))
+            self._open = {one.unit.name: one for one in in_order}
             self._news.clear()
         for name, state in list(self._open.items()):
             entry = state.unit.entry

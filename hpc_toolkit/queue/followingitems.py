@@ -45,7 +45,6 @@ class FollowingItems(Following):
         self._is_done = bytearray(len(graph))
         self._free = {number for number, count in enumerate(self._left) if not count}
         """Items that can be added."""
-        self._news = stage.state.watch()
         self._added = 0
         self.wants = Counter(graph.wants or [STAGES])
 

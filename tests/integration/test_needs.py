@@ -506,6 +506,8 @@ def test_workers_of_a_rank_with_fewer_cpus_share_them(hpctk: Hpctk) -> None:
     assert sorted(one["rank"] for one in workers_of(run)) == [3, 4, 5]
     again = hpctk.start("work", "run", "--workers", 3, env=step(0, 2), first=one).ended()
     assert "the 3 workers of each task share its 1 CPU" in again.err
+    none = hpctk("work", "run", "--workers", 0, env=step(0, 2))
+    assert (none.code, "workers must be 1 to 1024, got 0" in none.err) == (1, True)
 
 
 def test_the_only_rank_of_a_job_has_all_its_nodes_and_lets_srun_use_them(hpctk: Hpctk) -> None:

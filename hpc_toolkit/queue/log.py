@@ -258,7 +258,7 @@ class StageLog:
         lines: Iterable[bytes],
         *,
         revived: bool = False,
-        again: Callable[[], bool] = lambda: False,
+        again: Callable[[], bool] | None = None,
     ) -> bool:
         """Write a segment and try to add it; False if another process was faster.
 
@@ -284,14 +284,17 @@ class StageLog:
         kind: str,
         suffix: str,
         chunks: Iterable[bytes],
-        again: Callable[[], bool] = lambda: False,
+        again: Callable[[], bool] | None = None,
     ) -> str:
         target = self.write_payload(kind, suffix, chunks)
         while not self.append(target):
+            if again is not None:
+                self._follow()
+                if again():
+                    continue
+            (self.paths.root / target).unlink(missing_ok=True)  # our own, and no entry names it
             self._follow()
-            if not again():
-                (self.paths.root / target).unlink(missing_ok=True)  # no entry names it
-                return ""
+            return ""
         self.poll()
         return target
 

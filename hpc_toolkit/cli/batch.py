@@ -53,6 +53,8 @@ _WORK = (
     flag("campaign", "Run the campaign's coordinator beside the ranks."),
     flag("one_rank", "Start one rank for all nodes."),
 )
+_LOOK_S = 300.0
+"""Time until a job looks again whether jobs are kept for its run."""
 _STEP = (many("srun", "Pass this to srun", "OPTION"),)
 _STAGING = (
     flag("stage_env", "Copy this interpreter's environment to each node's disk."),
@@ -120,20 +122,20 @@ def work(
         campaign=campaign,
         one_rank=bool(given["one_rank"]),
         within_s=_whole_seconds(given),
-        send_others=partial(_send_others, Path(named[0]), script),
+        send_others=partial(_send_others, Path(named[0])),
     )
     _run(script, given, lambda batch, restarts: WorkJob(batch, restarts, request).run())
 
 
-def _send_others(directory: Path, script: Path, job: str, ends: bool) -> float | None:
-    from hpc_toolkit.submit.jobs import kept
+def _send_others(directory: Path, job: str, name: str, **how: bool) -> float:
+    from hpc_toolkit.submit.kept import kept_jobs
 
-    if not any(record.get("by_jobs") for _, record in kept(RunPaths(directory))):
-        return None
+    if not any(record.get("by_jobs") for _, record in kept_jobs(RunPaths(directory))):
+        return _LOOK_S
     from hpc_toolkit.run import Run
     from hpc_toolkit.submit.keeping import send_others
 
-    return send_others(Run.open(directory), script, job, ends=ends)
+    return send_others(Run.open(directory), job, name, **how)
 
 
 def command(*, script: Script, program: Words, **given: Any) -> None:

@@ -29,6 +29,7 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.lists import FORMAT, ITEMS, make_items
 from hpc_toolkit.errors import ConfigError, ItemsError
+from hpc_toolkit.rundir.journal import read_span
 from hpc_toolkit.rundir.layout import RunPaths, find_run, refuse_removed, shown_item
 from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.quantities import format_duration, parse_duration
@@ -164,7 +165,7 @@ class _LogPart(NamedTuple):
                 start = min(end, os.lseek(file.fileno(), self.start, os.SEEK_DATA))
             except OSError as error:
                 start = end if error.errno == errno.ENXIO else self.start
-            data = os.pread(file.fileno(), end - start, start)
+            data = read_span(file.fileno(), start, end)
         if start > self.start and end > self.start:
             note("older output was removed by --log-limit")
             data = data.lstrip(b"\0")  # a hole ends within a block of the filesystem

@@ -133,7 +133,7 @@ def _of_run(
     verbose = bool(given["verbose"])
     slurm = given["slurm"] and export is None  # the metrics have no jobs
 
-    from hpc_toolkit.submit.jobs import kept
+    from hpc_toolkit.submit.kept import kept_jobs
 
     def show(now: Status, records: list[JobRecord]) -> None:
         if export is not None:
@@ -151,8 +151,10 @@ def _of_run(
             return
         rows = panel(now, records, verbose=verbose)
         rows += [Row("used", used.line())] if used else []
-        for _, one in kept(run.paths) if records else ():
+        for _, one in kept_jobs(run.paths):
             end = f"; no more are sent: {one['ended']}" if one["ended"] else ""
+            if not end and one.get("refused"):
+                end = f"; Slurm refused the last one: {one['refused']}"
             rows.append(Row("keep", f"up to {one['jobs']} of {one['name']}{end}"))
         print("\n".join(draw(rows)), flush=True)
 

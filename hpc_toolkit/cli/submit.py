@@ -1,4 +1,4 @@
-"""Commands that send jobs to Slurm and take them back: submit, cancel."""
+"""The command that sends jobs to Slurm: submit."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.cli import scriptoptions
-from hpc_toolkit.cli.arguments import GivenRun, open_run, switch, value
+from hpc_toolkit.cli.arguments import open_run
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
@@ -46,6 +44,7 @@ PANELS: Panels = {
             "keep", "Have up to N jobs while there is work; they submit each other.", "N", least=1
         ),
         Option("size_for", "Choose --nodes and --time to finish the run within this.", "DURATION"),
+        flag("split", "Send small jobs instead of a large one, if Slurm starts them sooner."),
         flag("dry_run", "Show the script and the command; submit nothing."),
         flag(
             "exclude_failed/no-exclude-failed", "Exclude nodes on which this run failed today."
@@ -58,7 +57,6 @@ PANELS: Panels = {
 
 def register(app: Commands) -> None:
     app.add(submit, PANELS, panel=SLURM, arguments=script_arguments(), cls=ScriptCommand)
-    app.add(cancel, panel=SLURM)
 
 
 def submit(template: str | None, **given: Any) -> None:
@@ -73,7 +71,7 @@ def submit(template: str | None, **given: Any) -> None:
     """
     from hpc_toolkit.submit.send import note_overrides, without_failed_nodes
 
-    keep = _kept(template, given)
+    keep, splits = _kept(template, given), _splits(template, given)
     jobs, dry_run = given.pop("jobs"), given.pop("dry_run")
     if jobs > _MOST_JOBS:
         message = f"--jobs: {jobs} are more than {_MOST_JOBS}"
@@ -99,6 +97,7 @@ def submit(template: str | None, **given: Any) -> None:
     if jobs > 1 and any(script.array for script in found.scripts):
         raise ConfigError("--jobs and --array exclude each other", hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
+    submission, keep = _split(submission, keep, splits)
     if jobs > 1 and submission.request is not None:
         from hpc_toolkit.slurm.render.directives import check_number
 
@@ -118,6 +117,24 @@ def _kept(template: str | None, given: dict[str, Any]) -> int | None:
         hint, names = "--keep N says how many jobs there are", ("jobs", "array", "dependency")
         _refuse_beside("--keep", names, hint, template, {**given, "jobs": given["jobs"] > 1})
     return most
+
+
+def _splits(template: str | None, given: dict[str, Any]) -> bool:
+    splits = bool(given.pop("split"))
+    if splits:
+        hint = "--split chooses the number of jobs, and their nodes and time"
+        names = ("jobs", "array", "dependency", "ntasks")
+        _refuse_beside("--split", names, hint, template, {**given, "jobs": given["jobs"] > 1})
+    return splits
+
+
+def _split(submission: Submission, keep: int | None, splits: bool) -> tuple[Submission, int | None]:
+    if not splits:
+        return submission, keep
+    from hpc_toolkit.submit.splitting import split
+
+    submission, at_once = split(submission)
+    return submission, keep and keep * at_once
 
 
 def _is_script(template: str | None) -> bool:
@@ -342,55 +359,3 @@ def _show(submission: Submission) -> None:
         except SlurmError as error:
             said = error.message
     print(f"Slurm: {said}", file=sys.stderr)
-
-
-def cancel(
-    run: GivenRun,
-    *,
-    job: Annotated[list[str] | None, value("ID", "Cancel only this job. May be repeated.")] = None,
-    yes: Annotated[bool, switch("--yes", "Do not ask for confirmation.", "-y")] = False,
-) -> None:
-    """Cancel the jobs of a run, and print their ids.
-
-    RUN may be the directory of a training. Exits with 1 if the queue has no jobs of the run.
-
-    Examples:
-        hpctk cancel runs/eval
-        hpctk cancel runs/eval --job 4711 --yes
-    """
-    from hpc_toolkit.rundir.layout import RunPaths
-    from hpc_toolkit.submit.keeping import end_keeping
-    from hpc_toolkit.submit.send import cancel_jobs, cancelable_jobs
-    from hpc_toolkit.training.progress import is_training
-
-    paths = RunPaths(Path(run)) if is_training(Path(run)) else open_run(run).paths
-    queued = cancelable_jobs(paths, only=job)
-    for one in queued:
-        if one.foreign:
-            note(f"job {one.record.id} was not cancelled: {one.foreign}")
-    found = [one for one in queued if not one.foreign]
-    if not found:
-        if queued or job or not end_keeping(paths):
-            raise _none_queued(run, len(queued))
-        return
-    for record in (one.record for one in found):
-        where = f" on {record.nodes}" if record.nodes else ""
-        print(f"job {record.id} {record.name}: {record.state}{where}", file=sys.stderr)
-    if not yes:
-        if not sys.stdin.isatty():
-            message = "confirmation needs a terminal"
-            raise ConfigError(message, hint="add --yes to cancel without confirmation")
-        click.confirm("Cancel them?", abort=True, err=True)
-    if not job and end_keeping(paths):  # others may have been sent meanwhile
-        found = [one for one in cancelable_jobs(paths) if not one.foreign]
-    cancel_jobs(found)
-    for one in found:
-        print(one.record.id)
-
-
-def _none_queued(run: str, left: int) -> HpcToolkitError:
-    if left:
-        jobs = "1 job was" if left == 1 else f"{left} jobs were"
-        return HpcToolkitError(f"{jobs} left alone, see above")
-    message = f"no job of {run} is in the queue"
-    return HpcToolkitError(message, hint="'hpctk status RUN' lists the run's jobs")

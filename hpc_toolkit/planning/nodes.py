@@ -232,9 +232,10 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
         time_s=full.time or 0,
         gpu_type=full.gpu_type,
     )
+    node = Node.of(fitting, gpus, 1, "as the script says")
     return Ask(
         needs=needs,
-        node=_granted(Node.of(fitting, gpus, 1, "as the script says"), full, needs),
+        node=_granted(node, full, needs),
         most_s=site.max_walltime_s,
         most_nodes=number_of_nodes(fitting) if site.kinds else site.nodes,
         jobs=jobs,
@@ -249,8 +250,8 @@ def _granted(node: Node, full: ScriptSpec, needs: Needs) -> Node:
     from hpc_toolkit.slurm.render.directives import ranks
 
     per_task = full.workers_per_task or 1
-    if full.exclusive is not True:
-        node = replace(node, cpus=needs.cpus, mem_mib=needs.mem_mib or node.mem_mib)
+    # Ranks have what their job requests, and not what the node has.
+    node = replace(node, cpus=needs.cpus, mem_mib=needs.mem_mib or node.mem_mib)
     if full.one_rank:
         return replace(node, workers=per_task, per_task=per_task, spans=full.nodes)
     return replace(node, workers=ranks(full) * per_task, per_task=per_task)

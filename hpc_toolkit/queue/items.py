@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from hpc_toolkit.errors import ItemsError, RunError, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT, Unit, parse_header, plan_units, runs_of
+from hpc_toolkit.rundir.journal import read_span
 from hpc_toolkit.system.jsonlines import (
     batches,
     decode,
@@ -288,7 +289,7 @@ class Segment:
         start, end = self._starts[index : index + 2]
         opened = os.open(self.path, os.O_RDONLY) if fd is None else fd
         try:
-            data = os.pread(opened, end - start, start)
+            data = read_span(opened, start, end)
         finally:
             if fd is None:
                 os.close(opened)

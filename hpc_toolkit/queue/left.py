@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.presence import FINISHED, Presence
@@ -25,7 +25,7 @@ class Left(NamedTuple):
     complete: bool
     """Whether all items are finished and none can be added."""
     elsewhere: int
-    """``items`` if living workers of other jobs hold every one of them; else 0."""
+    """``items - beyond`` if living workers of other jobs hold every one of these; else 0."""
     beyond: int = 0
     """Those of ``items`` that need more than any worker of this job has had."""
 
@@ -43,12 +43,15 @@ def what_is_left(
     A worker of another job counts as living once its heartbeat was seen to change, by this
     process's own clock: the time that another host wrote into a heartbeat decides nothing. This
     takes up to one and a half heartbeat intervals, and at most ``watch_s``. If workers of other
-    jobs hold only a part of the items, none of them is watched or counted.
+    jobs hold only a part of the items that workers of this job could hold, none of them is watched
+    or counted.
     """
-    held = _held(view)
+    beyond = _beyond(view, job)
+    held = _held(view, beyond)
     items = sum(
         len(one.state.pending(name)) for one in view.stages.values() for name in one.state.open
     )
+    within = items - sum(beyond.values())
     others: dict[str, Presence] = {}
     for owner in held:
         presence = view.presence(owner)
@@ -56,23 +59,28 @@ def what_is_left(
         if presence is not None and presence.state != FINISHED and not own:
             others[owner] = presence
     elsewhere = 0
-    if items and sum(held[owner] for owner in others) == items:
+    if within and sum(held[owner] for owner in others) == within:
         living = _watched(view, clock, others, watch_s, pause)
         elsewhere = sum(held[owner] for owner in living)
-    beyond = _beyond(view, job) if items else 0
-    return Left(items, complete=view.complete, elsewhere=elsewhere, beyond=beyond)
+    return Left(items, view.complete, elsewhere, sum(beyond.values()))
 
 
-def _beyond(view: RunView, job: str | None) -> int:
-    """How many pending items need more than any worker of a job has had."""
-    left = [one for stage in view.stages.values() for one in pending_needs(stage) if one.needs]
-    if job is None or not left:
-        return 0
+def _beyond(view: RunView, job: str | None) -> Counter[tuple[str, str]]:
+    """Stage and unit -> how many pending items need more than any worker of a job has had."""
+    beyond: Counter[tuple[str, str]] = Counter()
+    stages = [(name, one) for name, one in view.stages.items() if may_need(one.spec)]
+    if job is None or not any(one.state.open for _, one in stages):
+        return beyond
     from hpc_toolkit.system.needs import unmet  # few runs have needs
 
     seen = [one for one in view.presences().values() if one is not None and one.job == job]
     had = [one.place["has"] for one in seen if "has" in one.place]
-    return sum(one.items for one in left if unmet(one.needs, had))
+    for name, stage in stages:
+        for unit in stage.state.open:
+            for one in pending_needs(stage, [unit]):
+                if one.needs and unmet(one.needs, had):
+                    beyond[name, unit] += one.items
+    return beyond
 
 
 class Pending(NamedTuple):
@@ -85,14 +93,14 @@ class Pending(NamedTuple):
     """Units with such items."""
 
 
-def pending_needs(stage: StageView) -> list[Pending]:
-    """What the pending items of a stage need."""
+def pending_needs(stage: StageView, units: Collection[str] | None = None) -> list[Pending]:
+    """What the pending items of a stage, or of open ``units`` of it, need."""
     if not may_need(stage.spec):
         return [Pending({}, 0, len(stage.state.open))] if stage.state.open else []
     from hpc_toolkit.system.needs import needs_after
 
     state, found = stage.state, dict[str, Pending]()
-    for name in state.open:
+    for name in state.open if units is None else units:
         unit, spec = state.units[name], stage.specs.of(stage.unit(name))
         pending = state.pending(name)
         grown = Counter(state.growth(unit, one) for one in pending if spec.retry)
@@ -103,13 +111,13 @@ def pending_needs(stage: StageView) -> list[Pending]:
     return [found[text] for text in sorted(found)]
 
 
-def _held(view: RunView) -> Counter[str]:
-    """How many pending items are in units that each worker holds."""
+def _held(view: RunView, beyond: Counter[tuple[str, str]]) -> Counter[str]:
+    """How many pending items, less those ``beyond``, are in units that each worker holds."""
     held: Counter[str] = Counter()
-    for stage in view.stages.values():
+    for of, stage in view.stages.items():
         for name in stage.state.open:
             for owner in stage.holders([name]):
-                held[owner] += len(stage.state.pending(name))
+                held[owner] += len(stage.state.pending(name)) - beyond[of, name]
     return held
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 from hpc_toolkit.errors import TryAgainLaterError
 from hpc_toolkit.queue.items import Segment
@@ -115,7 +116,20 @@ class PublishedTable:
             return
         with self.path.open("rb") as file:
             file.readline()
-            yield from map(without_at, batches(file))
+            yield from map(without_at, batches(self._every(file)))
+
+    def _every(self, file: BinaryIO) -> Iterator[bytes]:
+        """The rows from here; Python takes a read that fails with EAGAIN for the end of a file."""
+        left = self.count
+        for line in file:
+            left -= 1
+            yield line
+        if left:
+            raise self._ends_early()
+
+    def _ends_early(self) -> TryAgainLaterError:
+        message = f"{self.path} ended before its last row"
+        return TryAgainLaterError(message, hint="the filesystem may have failed; try again")
 
     def _given(self, entry: int) -> Iterable[int]:
         """The positions of a segment's items that have a row, as they were given."""
@@ -138,6 +152,8 @@ class PublishedTable:
                     file.seek(offset)
                 line = file.readline()
                 at = offset + len(line)
+                if not line.endswith(b"\n"):
+                    raise self._ends_early()
                 if line.startswith(b'{"at":[%d,%d],' % (entry, position)):
                     yield line
                 else:  # of another writer

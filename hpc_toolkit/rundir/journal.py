@@ -279,9 +279,17 @@ def read_spans(path: Path, spans: Iterable[tuple[int, int]]) -> list[bytes]:
     """Some byte ranges of a journal, as they are now."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        return [os.pread(fd, end - start, start) for start, end in spans]
+        return [read_span(fd, start, end) for start, end in spans]
     finally:
         os.close(fd)
+
+
+def read_span(fd: int, start: int, end: int) -> bytes:
+    """A byte range of a file, or what there is of it; a filesystem may give it in parts."""
+    data = b""
+    while start < end and (part := os.pread(fd, end - start, start)):
+        data, start = data + part, start + len(part)
+    return data
 
 
 def read_unit_run(path: Path, found: UnitRun) -> list[dict[str, Any]]:

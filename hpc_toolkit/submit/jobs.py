@@ -141,7 +141,7 @@ def read_jobs(paths: RunPaths) -> list[RunJob]:
     found = []
     for name in files.list_names(paths.jobs):
         if name.endswith(".json") and not name.startswith("."):
-            job = _read_job(paths.jobs / name)
+            job = read_job(paths.jobs / name)
             found += [job] if job is not None else []
     return sorted(found, key=_age)
 
@@ -150,7 +150,8 @@ def _age(job: RunJob) -> tuple[float, int, str]:
     return job.submitted, len(job.job), job.job
 
 
-def _read_job(path: Path) -> RunJob | None:
+def read_job(path: Path) -> RunJob | None:
+    """One record of a submitted job; None if it cannot be read."""
     try:
         record: dict[str, Any] = json.loads(files.read_fresh(path))
         values = {key: record[key] for key in RunJob.fields if key in record}
@@ -161,22 +162,6 @@ def _read_job(path: Path) -> RunJob | None:
         return replace(job, submitted=float(job.submitted)) if usable else None
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-
-
-def read_kept(path: Path) -> dict[str, Any]:
-    """What ``hpctk keep`` recorded of its jobs; {} if there is nothing that can be read."""
-    try:
-        record: dict[str, Any] = json.loads(files.read_fresh(path))
-        return record if record["format"] == FORMAT and "ended" in record else {}
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
-
-
-def kept(paths: RunPaths) -> list[tuple[Path, dict[str, Any]]]:
-    """The records of ``hpctk keep``, by their files."""
-    names = sorted(one for one in files.list_names(paths.jobs) if one.startswith("keep-"))
-    found = [(paths.jobs / name, read_kept(paths.jobs / name)) for name in names]
-    return [(path, record) for path, record in found if record]
 
 
 def known_jobs(paths: RunPaths, seen: Iterable[Presence | None] | None = None) -> list[RunJob]:

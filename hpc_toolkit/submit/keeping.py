@@ -1,12 +1,11 @@
 """Keep jobs of one shape in the queue while a run has work for them.
 
-``jobs/keep-NAME.json`` of the run says how many jobs, why no more are sent, and whether the jobs
-themselves send the others; otherwise ``hpctk keep`` does.
+The run's jobs submit each other, of every shape that is kept for the run; otherwise ``hpctk keep``
+submits them. ``submit/kept.py`` has the records.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -14,30 +13,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.planning.nodes import Ask, ask_of, lacks
 from hpc_toolkit.queue.left import pending_needs
-from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.rundir.trust import share
-from hpc_toolkit.slurm.client import SlurmError, scancel
+from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError, scancel
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
-from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.slurm.render.file import read_header
+from hpc_toolkit.slurm.render.file import read_header, read_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.values import file_name
-from hpc_toolkit.submit.jobs import (
-    FORMAT,
-    JobStates,
-    RunJob,
-    kept,
-    known_jobs,
-    read_jobs,
-    read_kept,
-)
-from hpc_toolkit.submit.send import queued_jobs, send, without_failed_nodes
+from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, known_jobs, read_job, read_jobs
+from hpc_toolkit.submit.kept import Kept, kept_jobs
+from hpc_toolkit.submit.send import QueuedJob, queued_jobs, send, without_failed_nodes
 from hpc_toolkit.submit.submission import Submission, forecast_left, of_request
 from hpc_toolkit.system.quantities import HOUR_S
 from hpc_toolkit.system.ranks import noted_name
@@ -53,18 +42,20 @@ _MOST_FAILED = 3
 _FAILED = ("FAILED", "OUT_OF_MEMORY", "BOOT_FAIL", "LAUNCH_FAILED")
 _ITEMS_LEFT = 75
 _LEAST_S = 300.0
-"""Seconds of work that a job of several is worth."""
+"""Seconds of work that a job of several is worth; at most half of its time limit."""
 _EVERY_S = 60.0
 _OTHERS = 5
 """How many times less often a job looks whether it has become the one that sends others."""
+_REFUSED_S = 600.0
+"""Seconds after which a site that takes no more jobs is asked again, if as many are there."""
 
 
 class Keeper:
     """Submits what is missing of up to ``most`` jobs of one submission, look by look.
 
-    ``job``: the job that looks, if it is one of them; only the one with the lowest id submits, so
-    that two at once do not submit one too many. With ``ends`` it submits at most its successor,
-    because the others may be about to end too.
+    ``ends``: the id of the job that looks, which is about to end and does not count. ``own``: it is
+    one of these jobs, and those that it submits wait for its end. With ``left`` it leaves items,
+    and submits at most one successor, because the others may be about to end too.
     """
 
     def __init__(
@@ -73,55 +64,98 @@ class Keeper:
         run: Run,
         most: int,
         *,
-        again: bool,
-        job: str = "",
-        ends: bool = False,
-        **more: object,
+        ends: str = "",
+        own: bool = False,
+        left: bool = False,
     ) -> None:
         assert submission.request is not None
         self._submission, self._run, self._most = submission, run, most
         self._ask = ask_of(*submission.request)
-        self._path = run.paths.jobs / _file(submission.name)
-        self._record = read_kept(self._path)
+        self._kept = Kept(run.paths.jobs / f"keep-{file_name(submission.name)[:64]}.json")
+        self._record = self._kept.read()
+        self._ends, self._own, self._left = ends, own, own and left
+
+    def request(self, *, again: bool, **facts: Any) -> None:
+        """Record that a user wants these jobs; ``again``: also if that has ended."""
         if again or not self._record:
-            self._record = {"started": time.time(), "failed": 0, "ended": "", **more}
-        self._job, self._ends, self.leads = job, ends, True
-        if not job:
-            self._write()
+            began = {"name": self._submission.name, "started": time.time(), "ended": ""}
+            facts = {**began, "by_jobs": False, **facts}
+        self._kept.request(**facts, jobs=self._most)
 
     @property
     def ended(self) -> str:
         """Why no more jobs are sent; "" if they are."""
-        return str(self._record["ended"])
-
-    def look(self) -> Iterator[str]:
-        """Submit the jobs that are missing now, and yield their ids."""
-        if self._job and not self._ends and not self._is_first():
-            return
-        before = dict(self._record)
-        self._record["ended"] = self._cancelled or self._reason()
-        if not self.ended:
-            sent = []
-            for job in self._submit():
-                sent.append(job)
-                yield job.job
-            if self._cancelled == CANCELLED:  # after 'hpctk cancel' had looked for jobs
-                for job in sent:
-                    scancel([job.job], cluster=job.cluster)
-            self._record["ended"] = self._record["ended"] or self._cancelled
-        if self._record != before:  # several jobs share it
-            self._write()
+        return str(self._record.get("ended", "its record was removed"))
 
     @property
-    def _cancelled(self) -> str:
-        return str(read_kept(self._path).get("ended", ""))
+    def refused(self) -> str:
+        """Why the last submission failed; "" if it did not."""
+        return str(self._record.get("refused", ""))
 
-    def _write(self) -> None:
-        more = {"format": FORMAT, "name": self._submission.name, "jobs": self._most}
-        record = {**self._record, **more}
-        self._path.parent.mkdir(exist_ok=True)
-        share(self._path.parent)
-        files.replace_file(self._path, [json.dumps(record).encode() + b"\n"])
+    def look(self) -> Iterator[str]:
+        """Submit the jobs that are missing now, and yield their ids.
+
+        Raises SlurmError: Slurm does not answer, or another process submits these jobs.
+        """
+        self._record = self._kept.read()
+        if not self.ended and ((reason := self._reason()) or self._missing()):
+            if not self._kept.take_turn():
+                raise SlurmSilentError(f"another process submits jobs {self._submission.name}")
+            yield from self._turn(reason)
+            self._record = self._kept.read()
+
+    def _turn(self, reason: str) -> Iterator[str]:
+        """Submit what is missing, or record the ``reason`` to end, and end the turn."""
+        self._record = {**self._kept.read(), "refused": ""}
+        sent: list[RunJob] = []
+        try:
+            if not self.ended and not reason:
+                for job in self._submit():
+                    sent.append(job)
+                    yield job.job
+            else:
+                if reason == COMPLETE:
+                    self._cancel_waiting()
+                self._record["ended"] = self.ended or reason
+        finally:
+            self._record["sent"] = [*self._record.get("sent", ()), *(job.job for job in sent)]
+            state = ("started", "failed", "refused", "refused_at", "ended", "sent")
+            self._kept.end_turn(**{key: self._record.get(key) for key in state})
+        if self._kept.read().get("ended") == CANCELLED:  # after 'hpctk cancel' had looked for jobs
+            for job in sent:
+                scancel([job.job], cluster=job.cluster)
+
+    def _cancel_waiting(self) -> None:
+        """Take jobs back that would find nothing to do, perhaps after hours in the queue."""
+        for one in _called(_queue(self._run, self._record["sent"]), self._submission.name):
+            if one.record.waiting:
+                scancel([one.record.id], cluster=one.cluster)
+
+    def _submit(self) -> Iterator[RunJob]:
+        submission = self._submission
+        missing = self._missing()  # again: others may have sent some since
+        if self._own:
+            after = f"--dependency=afterany:{self._ends}"
+            submission = replace(submission, options=(*submission.options, after))
+        if not missing:
+            return
+        try:
+            for job in send(replace(without_failed_nodes(submission), copies=missing)):
+                self._record["failed"] = 0
+                yield job
+        except SlurmSilentError:
+            raise
+        except HpcToolkitError as error:
+            self._refused(error.message)
+
+    def _refused(self, why: str) -> None:
+        """Count a failure, unless there are such jobs: then a limit of the site is reached."""
+        sys.stderr.write(f"warning: a submission failed: {why}\n")
+        self._record |= {"refused": why, "refused_at": time.time()}
+        if not self._record["sent"]:
+            self._record["failed"] += 1
+        if self._record["failed"] >= _MOST_FAILED:
+            self._record["ended"] = f"{_MOST_FAILED} submissions failed: {why}"
 
     def _reason(self) -> str:
         if self._run.status(forecast=False).complete:
@@ -139,66 +173,54 @@ class Keeper:
             return f"its last {_MOST_FAILED} jobs failed; see 'hpctk logs --job {bad[-1].id}'"
         return ""
 
-    def _queued(self) -> list[JobRecord]:
-        """The jobs of this shape in the queue. Raises SlurmError: Slurm does not answer."""
-        name = noted_name(self._submission.name)
-        queued = [one for one in queued_jobs(known_jobs(self._run.paths)) if not one.foreign]
-        return [one.record for one in queued if noted_name(one.record.name) == name]
-
-    def _is_first(self) -> bool:
-        try:
-            running = [int(one.id) for one in self._queued() if one.running and one.id.isdigit()]
-        except SlurmError:
-            running = []
-        self.leads = bool(running) and str(min(running)) == self._job
-        return self.leads
-
-    def _submit(self) -> Iterator[RunJob]:
-        try:
-            queued = [one for one in self._queued() if not (self._ends and one.id == self._job)]
-        except SlurmError as error:
-            if self._ends:
-                raise
-            note(f"Slurm does not answer: {error.message}", "warning")
-            return
+    def _missing(self) -> int:
+        """How many jobs are missing. Raises SlurmError: Slurm does not answer."""
+        found = _queue(self._run, self._record["sent"])
+        queue = [one for one in found if one.record.id != self._ends]
+        mine = [one.record for one in _called(queue, self._submission.name)]
+        before, self._record["sent"] = self._record["sent"], [one.id for one in mine]
+        full = self._record.get("refused") and mine and len(mine) >= len(before)
+        if full and time.time() - self._record["refused_at"] < _REFUSED_S:
+            return 0
         # In this order: a job that ends meanwhile has done its work.
-        work, submission = jobs_with_work(self._run, self._ask), self._submission
-        missing = min(self._most, work) - len(queued)
-        if self._ends:
-            waiting = sum(one.waiting for one in queued)
-            missing = int(waiting < work and len(queued) < self._most)
-            after = f"--dependency=afterany:{self._job}"
-            submission = replace(submission, options=(*submission.options, after))
-        submission = without_failed_nodes(submission) if missing > 0 else submission
-        try:
-            for job in send(replace(submission, copies=max(0, missing))):
-                self._record["failed"] = 0
-                yield job
-        except HpcToolkitError as error:
-            self._record["failed"] += 1
-            sys.stderr.write(f"warning: a submission failed: {error.message}\n")
-            if self._record["failed"] >= _MOST_FAILED:
-                self._record["ended"] = f"{_MOST_FAILED} submissions failed: {error.message}"
+        work = jobs_with_work(self._run, self._ask, alone=not queue)
+        if self._left:
+            waiting = sum(one.waiting for one in mine)
+            return int(waiting < work and len(mine) < self._most)
+        return max(0, min(self._most, work) - len(mine))
 
 
-def jobs_with_work(run: Run, ask: Ask) -> int:
+def _queue(run: Run, sent: list[str]) -> list[QueuedJob]:
+    """The run's own jobs in the queue. Raises SlurmError: Slurm does not answer."""
+    jobs = known_jobs(run.paths)
+    named = {one.job for one in jobs}
+    # The listing may be older than the jobs of the last turn.
+    missed = (read_job(run.paths.jobs / f"{one}.json") for one in sent if one not in named)
+    return [one for one in queued_jobs([*jobs, *filter(None, missed)]) if not one.foreign]
+
+
+def _called(jobs: list[QueuedJob], *names: str) -> list[QueuedJob]:
+    noted = {noted_name(name) for name in names}
+    return [one for one in jobs if noted_name(one.record.name) in noted]
+
+
+def jobs_with_work(run: Run, ask: Ask, *, alone: bool = True) -> int:
     """Return how many jobs of ``ask`` have work now.
 
-    That is a unit for each worker and, by the forecast, five minutes for each job, in the stages
-    that its workers can hold.
+    That is a unit for each worker and, by the forecast, five minutes or half of the time limit for
+    each job, in the stages that its workers can hold. ``alone``: no job of the run is in the queue.
     """
     run.view.poll()
     stages = [one for one in run.view.stages.values() if not one.complete]
     time_s = ask.needs.time_s
-    held = [
-        (one, units)
-        for one in stages
-        for needs, _, units in pending_needs(one)
-        if not lacks(ask.node, time_s, needs)
-    ]
-    if not held:  # a worker must add the items that follow others
+    pending = [(one, needs, units) for one in stages for needs, _, units in pending_needs(one)]
+    held = [(one, units) for one, needs, units in pending if not lacks(ask.node, time_s, needs)]
+    if not held:
+        # Any worker adds the items that follow others. One is needed if no other job does it, and
+        # nothing is left that has to be done before.
         after = [one.spec.needs or {} for one in stages if one.spec.after]
-        return int(not all(lacks(ask.node, time_s, needs) for needs in after))
+        fits = not all(lacks(ask.node, time_s, needs) for needs in after)
+        return int(alone and not pending and fits)
     most = math.ceil(sum(units for _, units in held) / ask.workers)
     # Other stages say nothing of one in which no unit has ended.
     known = all(stage.durations.known for stage, _ in held)
@@ -208,7 +230,8 @@ def jobs_with_work(run: Run, ask: Ask) -> int:
             from hpc_toolkit.planning.plan import choose
 
             hours = choose(forecaster, ask.node, ask.nodes).node_hours.median
-            most = min(most, math.ceil(hours * HOUR_S / (ask.nodes * _LEAST_S)))
+            least_s = min(_LEAST_S, time_s / 2) if time_s else _LEAST_S
+            most = min(most, math.ceil(hours * HOUR_S / (ask.nodes * least_s)))
     return max(1, most)
 
 
@@ -218,43 +241,77 @@ def first_jobs(submission: Submission, most: int) -> Iterator[str]:
     Raises HpcToolkitError: no job can be submitted, and why.
     """
     assert submission.run is not None
-    keeper = Keeper(submission, submission.run, most, again=True, by_jobs=True)
-    yield from keeper.look()
+    run, (script,) = submission.run, submission.scripts
+    keeper = Keeper(submission, run, most)
+    copy = keep_script(run.paths, submission.name, script.text).name
+    keeper.request(again=True, by_jobs=True, script=copy, cwd=str(Path.cwd()))
+    sent = False
+    for job in keeper.look():
+        sent = True
+        yield job
     if keeper.ended:
         raise HpcToolkitError(f"no jobs are sent: {keeper.ended}")
+    if not sent and (why := keeper.refused):
+        raise HpcToolkitError(f"no jobs are sent: {why}")
+    if not sent:
+        note("no job is missing now; the run's other jobs submit some when there is work for them")
 
 
-def send_others(run: Run, script: Path, job: str, *, ends: bool) -> float | None:
-    """From ``job``, whose script is ``script``, submit jobs like it that the run has work for.
+def send_others(run: Run, job: str, name: str, *, ends: bool, left: bool = False) -> float:
+    """From ``job``, which is called ``name``, submit the jobs that are kept for ``run``.
 
-    Returns the seconds until it should look again; None: this run's jobs do not do so. ``ends``: it
-    is about to end, and items are left; at most its successor is submitted.
+    Returns the seconds until it should look again. Of the jobs that run, the one with the lowest
+    id submits, and one that ``ends``. If items are ``left`` for that one, it submits at most its
+    successor.
 
-    Raises HpcToolkitError: the script was not rendered by hpctk, or the cluster is not known;
-    SlurmError: Slurm does not answer a job that is about to end.
+    Raises SlurmError to a job that ends: it should look again at once.
     """
-    header = read_header(script.read_text(encoding="utf-8", errors="replace"), str(script))
-    spec = read_spec(header.request)
-    record = read_kept(run.paths.jobs / _file(spec.job_name))
-    if record.get("ended", "none") or not record.get("by_jobs"):
-        return None
+    shapes = [one for _, one in kept_jobs(run.paths) if one.get("by_jobs") and not one["ended"]]
+    every_s = min((float(one.get("every_s", _EVERY_S)) for one in shapes), default=_EVERY_S)
+    silent: SlurmError | None = None
+    try:
+        if not shapes or not (ends or _is_first(run, job, shapes)):
+            return every_s * _OTHERS
+    except SlurmError:
+        return every_s
+    for shape in shapes:
+        own = ends and noted_name(shape["name"]) == noted_name(name)
+        try:
+            submission, most = _submission(run, shape), int(shape["jobs"])
+            keeper = Keeper(submission, run, most, ends=job if ends else "", own=own, left=left)
+            for other in keeper.look():
+                note(f"submitted job {other} {shape['name']}: there is work for it")
+        except SlurmError as error:
+            silent = error
+        except (HpcToolkitError, OSError) as error:
+            note(f"no job {shape['name']} is submitted: {error}", "warning")
+    if silent is not None and ends:
+        raise silent
+    return every_s
+
+
+def _is_first(run: Run, job: str, shapes: list[dict[str, Any]]) -> bool:
+    """Whether no kept job with a lower id runs. Raises SlurmError: Slurm does not answer."""
+    queue = _queue(run, [one for shape in shapes for one in shape["sent"]])
+    kept = [one.record for one in _called(queue, *(shape["name"] for shape in shapes))]
+    running = [int(one.id) for one in kept if one.running and one.id.isdigit()]
+    return not running or str(min(running)) == job
+
+
+def _submission(run: Run, record: dict[str, Any]) -> Submission:
+    """The submission of a kept shape, from the run's copy of its script."""
+    path = run.paths.jobs / record["script"]
+    header, cwd = read_header(read_script(path), str(path)), Path(record["cwd"])
     cluster = resolve_cluster(header.cluster).cluster
-    submission = of_request(spec, cluster, header.template, run=run, cwd=Path.cwd())
-    keeper = Keeper(submission, run, int(record["jobs"]), again=False, job=job, ends=ends)
-    for other in keeper.look():
-        note(f"submitted job {other}: there is work for it")
-    every_s = float(record.get("every_s", _EVERY_S))
-    return every_s if keeper.leads else every_s * _OTHERS
-
-
-def _file(name: str) -> str:
-    return f"keep-{file_name(name)[:64]}.json"
+    found = of_request(read_spec(header.request), cluster, header.template, run=run, cwd=cwd)
+    elsewhere = () if found.cwd != cwd or cwd == Path.cwd() else (f"--chdir={cwd}",)
+    return replace(found, options=(*found.options, *elsewhere))
 
 
 def end_keeping(paths: RunPaths) -> int:
     """Let no more jobs be sent for a run; return for how many shapes some would have been."""
-    found = [(path, record) for path, record in kept(paths) if not record["ended"]]
-    for path, record in found:
+    found = [(one, record) for one, record in kept_jobs(paths) if not record["ended"]]
+    for one, record in found:
         note(f"no more jobs {record['name']} are sent")
-        files.replace_file(path, [json.dumps({**record, "ended": CANCELLED}).encode() + b"\n"])
+        one.request(ended=CANCELLED)
     return len(found)

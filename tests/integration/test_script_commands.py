@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,26 @@ def test_what_needs_more_than_the_workers_of_the_job_have_is_told_apart(
     for job, beyond in ("17", 3), ("18", 0):
         monkeypatch.setenv("SLURM_JOB_ID", job)
         assert read_left(run.root, 1.0) == (3, False, 0, beyond)
+
+
+def test_what_is_beyond_a_job_does_not_hide_that_others_hold_the_rest(
+    hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [{"seconds": 60}, {"seconds": 61, "needs": {"licence": 1}}]
+    (hpctk.cwd / "two.jsonl").write_text("\n".join(map(json.dumps, items)))
+    sleep = ("--workload", "hpc_toolkit.science.workloads.synthetic:Sleep")
+    made = hpctk("init", "two", *sleep, "--items", "two.jsonl", "--needs", "gpus=0")
+    assert made.code == 0, made.err
+    work = ("work", "two", "--workers", "1", "--lease", "4s")
+    other = hpctk.start(*work, env={"SLURM_JOB_ID": "17"})
+    claims = hpctk.cwd / "two/stages/items/claims"
+    wait_until(lambda: claims.is_dir() and any(claims.iterdir()), "a claim", of=other)
+
+    hpctk(*work, "--idle-exit", "0.1s", env={"SLURM_JOB_ID": "18"})
+
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    assert read_left(hpctk.cwd / "two", 60.0) == (2, False, 1, 1)
+    assert hpctk.leftovers(), "the worker is gone"
 
 
 def test_an_open_run_without_pending_items_has_nothing_left_and_is_not_complete(

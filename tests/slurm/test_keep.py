@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,9 @@ import pytest
 
 from hpc_toolkit import Run
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import read_jobs
+from hpc_toolkit.submit.kept import kept_jobs
 from tests.integration.realrun import journal_lines
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, wait_until
@@ -63,6 +66,37 @@ def test_once_fills_the_queue_up_and_cancel_ends_it(desk: Desk) -> None:
 
     begun, _ = kept(desk, run, "--jobs", "1", "--once", "--again", "--sbatch=hold")
     assert len(begun) == 1
+
+
+# No look goes on before all four know which jobs are in the queue.
+TOGETHER = """#!/bin/sh
+{squeue} "$@"; code=$?
+touch {marks}/$PPID
+for _ in $(seq 1000); do [ $(ls {marks} | wc -l) -ge 4 ] && break; sleep 0.1; done
+exit $code
+"""
+
+
+def test_several_that_look_at_once_submit_no_job_too_many(desk: Desk) -> None:
+    run = desk.init(8)
+    (first,), _ = kept(desk, run, "--jobs", "1", "--once", "--sbatch=hold")
+    marks, programs = desk.cwd / "marks", desk.cwd / "bin"
+    for directory in (marks, programs):
+        directory.mkdir()
+    squeue = shutil.which("squeue", path=desk.lab.env["PATH"])
+    (programs / "squeue").write_text(TOGETHER.format(squeue=squeue, marks=marks))
+    (programs / "squeue").chmod(0o755)
+    env = {**desk.lab.env, "PATH": f"{programs}:{desk.lab.env['PATH']}"}
+    argv = [sys.executable, "-m", "hpc_toolkit", "keep", run, *SMALL]
+    argv += ["--jobs", "3", "--once", "--again", "--sbatch=hold"]
+    how: dict[str, Any] = {"cwd": desk.cwd, "env": env, "stdout": subprocess.PIPE, "text": True}
+
+    looks = [subprocess.Popen(argv, **how, stderr=subprocess.STDOUT) for _ in range(4)]
+    said = [look.communicate()[0] for look in looks]
+
+    assert [look.returncode for look in looks] == [0] * 4, said
+    assert len(desk.jobs(run)) == 3, said
+    assert first in desk.jobs(run)
 
 
 def test_cancel_ends_a_loop_and_what_failed_three_times_is_not_repeated(desk: Desk) -> None:
@@ -144,17 +178,120 @@ def test_jobs_send_others_when_work_comes_and_successors_when_they_end(desk: Des
     assert len(status["jobs"]) >= 3
 
 
+KINDS = """\
+PartitionName=cpu Nodes=n[1-2] MaxTime=3-00:00:00 State=UP
+PartitionName=gpu Nodes=n[3-4] MaxTime=3-00:00:00 State=UP
+"""
+SHAPES = {"cpu": ("--mem", "8G"), "gpu": ("--mem", "1G", "--gpus-per-node", "2")}
+
+
+@pytest.fixture
+def wide_lab(lab_directory: Path) -> Iterator[LabUnderTest]:
+    """A lab with two kinds of partitions, whose controller may be stopped."""
+    started = LabUnderTest(lab_directory / "wide", LabSettings(nodes=4, gpus_per_node=2))
+    started.up()
+    try:
+        with started.slurm_conf.open("a") as conf:
+            conf.write(KINDS)
+        started.scontrol("reconfigure")
+        yield started
+    finally:
+        started.down()
+
+
+def keep_shape(
+    desk: Desk, name: str, jobs: int, *words: str, run: str = "runs/a"
+) -> tuple[list[str], str]:
+    """Submit kept jobs of a shape to the partition of its name; they look every second."""
+    common = ("submit", "--run", run, "--cluster", "lab", "--cpus-per-task", "1")
+    own = ("--keep", str(jobs), "--job-name", name, "--partition", name, *SHAPES[name])
+    done = desk.call(*common, *own, *words)
+    record = desk.cwd / run / f"jobs/keep-{name}.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 1.0}))
+    return done.stdout.split(), done.stderr
+
+
+def queued(lab: LabUnderTest) -> Counter[tuple[str, str]]:
+    """How many jobs of each name run or wait, less those that end or wait for another's end."""
+    rows = lab.run("squeue", "--noheader", "--format=%j %T %E", check=False).stdout.splitlines()
+    jobs = [row.split() for row in rows]
+    there = [one for one in jobs if one[1] != "COMPLETING" and "unfulfilled" not in one[2]]
+    return Counter((name, state) for name, state, *_ in there)
+
+
+def ends(desk: Desk) -> dict[str, str]:
+    return {
+        str(one["name"]): str(one["ended"]) for _, one in kept_jobs(RunPaths(desk.cwd / "runs/a"))
+    }
+
+
+NEEDING = """
+[stages.prepare]
+workload = "parts:prepare"
+count = 2
+needs = { memory = "4G" }
+
+[stages.train]
+after = "prepare"
+workload = "parts:train"
+needs = { gpus = 1 }
+"""
+WAITING = """
+import os, time
+
+def prepare(index):
+    while index and not os.path.exists("go"):
+        time.sleep(0.1)
+    return index
+
+def train(index, prepare):
+    return index
+"""
+
+
+def test_jobs_of_one_shape_send_those_of_another_which_give_back_what_they_do_not_use(
+    wide_lab: LabUnderTest, tmp_path: Path
+) -> None:
+    desk = Desk(wide_lab, tmp_path)
+    (desk.cwd / "needing.toml").write_text(NEEDING)
+    (desk.cwd / "parts.py").write_text(WAITING)
+    desk.call("init", "runs/a", "--config", "needing.toml")
+
+    (desk.cwd / "other").mkdir()
+    other = Desk(wide_lab, desk.cwd / "other")
+    short = ("--time", "5", "--idle-exit", "1s")
+    none, said = keep_shape(other, "gpu", 2, *short, run="../runs/a")
+    assert none == []
+    assert "no job is missing now; the run's other jobs submit some" in said
+    first, _ = keep_shape(desk, "cpu", 2, *short)
+    assert len(first) == 2
+
+    def done(stage: str) -> int:
+        status = json.loads(desk.call("status", "runs/a", "--json").stdout)
+        return int(status["stages"][stage]["done"])
+
+    wait_until(lambda: done("train") == 1, "a job with GPUs")
+    wait_until(lambda: queued(wide_lab) == {("cpu", "RUNNING"): 1}, "idle jobs to end")
+    (desk.cwd / "go").touch()
+    wait_until(lambda: done("train") == 2, "another job with GPUs")
+    wait_until(lambda: not wide_lab.run("squeue", "--noheader").stdout, "an empty queue")
+
+    assert ends(desk) == dict.fromkeys(("cpu", "gpu"), "the run is complete")
+    jobs = Counter(job.name for job in read_jobs(RunPaths(desk.cwd / "runs/a")))
+    assert (jobs["cpu"], jobs["gpu"]) == (2, 2)
+    assert len(list(other.cwd.glob("slurm/logs/gpu-*.out"))) == 2
+
+
 BOTH = """
 [stages.light]
 workload = "parts:wait"
 count = 2400
-needs = { gpus = 0 }
+needs = { memory = "4G" }
 
 [stages.heavy]
 workload = "parts:wait"
 count = 600
 needs = { gpus = 1 }
-priority = 1
 """
 WAIT = """
 import time
@@ -163,17 +300,6 @@ def wait(index):
     time.sleep(0.3)
     return index
 """
-
-
-@pytest.fixture
-def wide_lab(lab_directory: Path) -> Iterator[LabUnderTest]:
-    """A lab whose controller may be stopped."""
-    started = LabUnderTest(lab_directory / "wide", LabSettings(nodes=4, gpus_per_node=2))
-    started.up()
-    try:
-        yield started
-    finally:
-        started.down()
 
 
 @pytest.mark.soak
@@ -185,33 +311,36 @@ def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
     (desk.cwd / "both.toml").write_text(BOTH)
     (desk.cwd / "parts.py").write_text(WAIT)
     desk.call("init", "runs/a", "--config", "both.toml")
-    short = ("--run", "runs/a", *SMALL[:-4], "--time", "1", "--cpus-per-task", "1")
-    shapes = {"cpu": (), "gpu": ("--gpus-per-node", "2")}
-    began, counts = time.monotonic(), list[tuple[int, int, int]]()
-    for name, more in shapes.items():
-        desk.submit(*short, "--no-requeue", "--keep", "3", "--job-name", name, *more)
-        record = desk.cwd / f"runs/a/jobs/keep-{name}.json"
-        record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 5.0}))
+    began, rows, most = time.monotonic(), dict[int, str](), Counter[str]()
+    for name in SHAPES:
+        keep_shape(desk, name, 4, "--time", "1", "--no-requeue", "--ntasks-per-node", "2")
 
     def complete() -> bool:
-        running = ("squeue", "--noheader", "--states=RUNNING", "--format=%j")
-        names = desk.lab.run(*running, check=False).stdout.split()
-        now = round(time.monotonic() - began)
-        counts.append((now, names.count("cpu"), names.count("gpu")))
-        return bool(json.loads(desk.call("status", "runs/a", "--json").stdout)["complete"])
+        now = queued(wide_lab)
+        for name in SHAPES:
+            count = sum(number for (of, _), number in now.items() if of == name)
+            most[name] = max(most[name], count)
+            assert count <= 4, now
+        status = json.loads(desk.call("status", "runs/a", "--json").stdout)
+        left = sum(stage["total"] - stage["done"] for stage in status["stages"].values())
+        each = (f"{now[name, 'RUNNING']} + {now[name, 'PENDING']}" for name in SHAPES)
+        rows.setdefault(now_s(began) // 20, f"{now_s(began)} s: {', '.join(each)}, {left} left")
+        return bool(status["complete"])
 
     wait_until(lambda: time.monotonic() > began + 90 or complete(), "90 s")
     while_away(wide_lab, 60.0, hangs=False, act=lambda: None)
     wait_until(complete, "the end of the run")
-    wait_until(lambda: not desk.lab.run("squeue", "--noheader").stdout, "an empty queue")
+    ended_s = now_s(began)
+    wait_until(lambda: not wide_lab.run("squeue", "--noheader").stdout, "an empty queue")
 
-    assert max(one for _, *pair in counts for one in pair) == 3
+    assert most == dict.fromkeys(SHAPES, 4)
+    assert ends(desk) == dict.fromkeys(SHAPES, "the run is complete")
     run = Run.open(desk.cwd / "runs/a")
     done = [(line["unit"], line["item"]) for line in journal_lines(run, "done")]
     assert len(done) == len(set(done)) == 3000
     jobs = Counter(job.name for job in read_jobs(run.paths))
-    every = "; ".join(f"{now} s: {cpu} and {gpu}" for now, cpu, gpu in counts[::20])
-    MEASURED.append(f"kept jobs, cpu and gpu: {dict(jobs)} in {now_s(began)} s; {every}")
+    MEASURED.append(f"kept jobs: {dict(jobs)} in {ended_s} s; running + waiting, cpu, gpu:")
+    MEASURED.extend(rows.values())
 
 
 def test_cancel_ends_the_chain_of_jobs_that_send_each_other(desk: Desk) -> None:
@@ -235,3 +364,23 @@ def status_of(desk: Desk) -> dict[str, Any]:
 
 def now_s(began: float) -> int:
     return round(time.monotonic() - began)
+
+
+def test_a_job_is_split_into_those_that_start_before_it(desk: Desk) -> None:
+    run = desk.init(32, 0.1)
+    (desk.cwd / "long.sh").write_text("#!/bin/sh\nsleep 600\n")
+    long = desk.lab.sbatch(
+        "--exclusive", "--nodes=6", "--time=60", "--output=/dev/null", desk.cwd / "long.sh"
+    )
+    desk.lab.wait_for(long, "RUNNING")
+
+    done = desk.call(
+        "submit", "--run", run, *SMALL, "--nodes", "4", "--gpus-per-node", "4", "--split"
+    )
+
+    assert re.search(r"(?m)^1 job of 4 nodes for 00:05:00: in \d", done.stderr)
+    assert "2 jobs of 2 nodes for 00:05:00: now" in done.stderr
+    assert "chosen: 2 jobs of 2 nodes for 00:05:00" in done.stderr
+    jobs = done.stdout.split()
+    assert len(jobs) == 2
+    wait_until(lambda: status_of(desk)["complete"], "the end of the run")

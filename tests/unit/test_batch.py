@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
-from hpc_toolkit.slurm.batch import job
+from hpc_toolkit.slurm.batch import job, work
 from hpc_toolkit.slurm.batch.job import clean_environment
 from hpc_toolkit.slurm.batch.work import kept_nodes, shrink_job
-from hpc_toolkit.slurm.client import Finished
+from hpc_toolkit.slurm.client import Finished, SlurmError
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.system import processes
 from hpc_toolkit.system.ranks import RankInfo
@@ -228,3 +229,28 @@ def test_shrink_leaves_out_a_node_that_the_job_has_lost(programs: Programs, toy:
 
     assert shrink(toy) == [["n3"]]
     assert updates(programs) == ["NodeList=n1"]
+
+
+@pytest.mark.parametrize(("left", "calls"), [(True, 3), (False, 1)])
+def test_only_a_job_that_leaves_items_waits_for_slurm_until_its_end(
+    left: bool, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_LINGER_S", "_ASK_AGAIN_S"):
+        monkeypatch.setattr(work, name, 0.0)
+    seen, log = list[dict[str, bool]](), list[str]()
+
+    def send_others(job: str, name: str, **how: bool) -> float:
+        seen.append(how)
+        if len(seen) < 3:
+            raise SlurmError("away")
+        return 60.0
+
+    one = SimpleNamespace(id="7", name="a", log=log.append, nodes=())
+    batch: Any = SimpleNamespace(job=one, ended=False, receive_all=lambda: None)
+    request = work.WorkRequest(run=str(tmp_path), send_others=send_others)
+    restarts: Any = None
+
+    work.WorkJob(batch, restarts, request)._send_last(left=left)
+
+    assert seen == [{"ends": True, "left": left}] * calls
+    assert log == ["other jobs are not submitted yet: away"] * min(2, calls)

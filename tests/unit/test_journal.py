@@ -138,6 +138,18 @@ def test_i1_sync_that_failed_does_not_count_as_committed(
     writer.close()
 
 
+def test_a_span_is_read_to_its_end_or_to_that_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pread = tmp_path / "file", os.pread
+    path.write_bytes(bytes(range(100)))
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 7), at))
+    with path.open("rb") as file:
+        spans = [(0, 100), (5, 6), (90, 120), (120, 130), (3, 3)]
+        found = [journal.read_span(file.fileno(), *span) for span in spans]
+    assert found == [bytes(range(100))[start:end] for start, end in spans]
+
+
 @pytest.mark.parametrize(
     "odd",
     [

@@ -15,6 +15,7 @@ from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line, lacks
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.submit import keeping
 from hpc_toolkit.submit.jobs import Cost, RunJob, cost_of, record_job
 from hpc_toolkit.submit.keeping import jobs_with_work
 from hpc_toolkit.submit.submission import left_lines, sized
@@ -97,8 +98,8 @@ _LONG = "its items need 5 h 00 min of time"
             {"time": "5h"},
             [f"{_LONG}; no worker of this job has more than 4 h 00 min of time"],
         ),
+        ({"gpus": 1, "time": "2h", "licence": 1, "cpus": 1}, []),
         ({"cpus": 64}, ["its items need 64 CPUs; no worker of this job has more than 1"]),
-        ({"gpus": 1, "time": "2h", "licence": 1, "features": ["a100"]}, []),
     ],
 )
 def test_a_stage_that_no_worker_of_the_job_could_hold_is_named(
@@ -150,6 +151,47 @@ def test_no_more_jobs_are_kept_than_have_work(
     run = measured(tmp_path, items=40, done=done, seconds=seconds)
 
     assert jobs_with_work(run, ask(1)) == jobs
+
+
+def test_short_jobs_are_worth_half_of_their_time_limit(tmp_path: Path) -> None:
+    run = measured(tmp_path, items=40, done=16, seconds=60.0)
+
+    assert jobs_with_work(run, ask(1, hours=1 / 60)) == 6
+    assert jobs_with_work(run, ask(1, hours=1 / 6)) == 2
+
+
+WITHOUT_GPUS = replace(SITE, gpus_per_node=0)
+
+
+def test_a_shape_waits_without_a_job_for_what_others_must_do_first(tmp_path: Path) -> None:
+    large = {"command": "true", "items": [{"n": 1}], "needs": {"memory": "1T", "gpus": 0}}
+    after = {"command": "true", "after": "large", "needs": {"gpus": 1}}
+    run = Run.create(tmp_path / "run", stages={"large": large, "after": after})
+    site = replace(SITE, mem_per_node_mib=1000)
+
+    assert jobs_with_work(run, ask(1, site=site)) == 0
+    large["needs"] = {"gpus": 0}
+    run = Run.create(tmp_path / "more", stages={"large": large, "after": after})
+    assert jobs_with_work(run, ask(1, site=site)) == 1
+
+
+@pytest.mark.parametrize(
+    ("alone", "site", "jobs"),
+    [
+        (True, SITE, 1),
+        (False, SITE, 0),
+        (True, WITHOUT_GPUS, 0),
+    ],
+)
+def test_one_job_adds_the_items_that_follow_unless_another_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, site: Cluster, jobs: int
+) -> None:
+    monkeypatch.setattr(keeping, "pending_needs", lambda _: [])
+    first = {"command": "true", "items": [{"n": 1}], "needs": {"gpus": 0}}
+    after = {"command": "true", "after": "first", "needs": {"gpus": 1}}
+    run = Run.create(tmp_path / "run", stages={"first": first, "after": after})
+
+    assert jobs_with_work(run, ask(1, site=site), alone=alone) == jobs
 
 
 @pytest.fixture

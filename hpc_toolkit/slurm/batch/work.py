@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -34,6 +35,7 @@ _WATCH_S = 60.0
 _HURRY_S = 1.0
 """The same for a job that must end."""
 _ASK_AGAIN_S = 2.0
+_LINGER_S = 600.0
 _STARTING_S = 900.0
 _AS_CHILD = f"""trap : TERM {WARNING.name[3:]}
 "$@"; hpctk_code=$?
@@ -60,10 +62,11 @@ class WorkRequest:
     """Whether one rank, on the first node, has all nodes for the steps of its items."""
     within_s: int = 60
     """Seconds that a node has to start its checks."""
-    send_others: Callable[[str, bool], float | None] = lambda job, ends: None
-    """Submits more jobs like this one; returns the seconds until the next call, None for no more.
+    send_others: Callable[..., float] = lambda *job, **how: math.inf
+    """Submits jobs that are kept for the run; returns the seconds until the next call.
 
-    It gets the job's id, and whether the job is about to end.
+    It gets the job's id and name, ``ends``: whether the job is about to end, and ``left``: whether
+    it leaves items that it could process.
     """
 
 
@@ -76,6 +79,7 @@ class WorkJob:
         self._run = _run_directory(request)
         self._seen = _directories(request, self._run)
         self._coordinator: Supervisor | None = None
+        self._sending = threading.Lock()
 
     def run(self) -> NoReturn:
         request = self._request
@@ -167,20 +171,31 @@ class WorkJob:
         threading.Thread(target=shrink, daemon=True).start()
 
     def _send_others(self) -> None:
-        with suppress(HpcToolkitError, OSError):  # the end of the job reports what still hinders it
-            while (pause_s := self._request.send_others(self._job.id, False)) is not None:
-                time.sleep(pause_s)
+        pause_s = 0.0
+        while pause_s < math.inf:
+            time.sleep(pause_s)
+            pause_s = _WATCH_S
+            with self._sending, suppress(HpcToolkitError, OSError):  # the end reports it too
+                pause_s = self._request.send_others(self._job.id, self._job.name, ends=False)
 
-    def _send_successor(self) -> None:
-        """Let another job go on if this one is not requeued, as soon as Slurm answers."""
+    def _send_last(self, *, left: bool) -> None:
+        """Let other jobs go on when this one ends, as soon as Slurm answers."""
+        while not self._batch.ended:
+            # For good: a look that this process's end interrupts would keep others waiting.
+            if self._sending.acquire(timeout=_ASK_AGAIN_S):
+                break
+            self._batch.receive_all()
+        # A job that has nothing to do holds its nodes no longer than this.
+        until = math.inf if left else time.monotonic() + _LINGER_S
         while not self._batch.ended:
             try:
-                self._request.send_others(self._job.id, True)
+                self._request.send_others(self._job.id, self._job.name, ends=True, left=left)
             except SlurmError as error:
-                self._job.log(f"Slurm does not answer: {error.message}")
+                self._job.log(f"other jobs are not submitted yet: {error.message}")
                 time.sleep(_ASK_AGAIN_S)
                 self._batch.receive_all()
-                continue
+                if time.monotonic() < until:
+                    continue
             except (HpcToolkitError, OSError) as error:
                 self._job.log(f"no other job is submitted: {error}")
             return
@@ -198,22 +213,34 @@ class WorkJob:
         batch = self._batch
         left = self._what_is_left()
         batch.receive_all()
-        self._end_if_done(left, code)
-        # Above 128: a rank was killed.
-        if not batch.warned and code not in (0, TRY_AGAIN) and code <= 128:
-            raise JobEnd(code)
-        if not batch.warned and left is not None and left.items == left.elsewhere != 0:
-            # A start that finds nothing to do would hold the nodes until --idle-exit, repeatedly.
-            self._restarts.end_without_requeue("workers of other jobs hold all that is left")
-        if left is not None and left.items == left.beyond != 0:
-            self._restarts.end_without_requeue("what is left needs more than its workers have")
+        try:
+            self._end_unless_left(left, code)
+        except JobEnd as end:
+            if end.code in (0, TRY_AGAIN):
+                self._send_last(left=False)
+            raise
         try:
             self._restarts.start_again()
         except JobEnd as end:
             again = "no-requeue" not in self._job.options and self._restarts.preempted()
             if end.code == TRY_AGAIN and not again:
-                self._send_successor()
+                self._send_last(left=True)
             raise
+
+    def _end_unless_left(self, left: Left | None, code: int) -> None:
+        """End without a restart if that would do nothing, or repeat an error."""
+        batch = self._batch
+        self._end_if_done(left, code)
+        # Above 128: a rank was killed.
+        if not batch.warned and code not in (0, TRY_AGAIN) and code <= 128:
+            raise JobEnd(code)
+        if left is None or not left.items or left.items != left.elsewhere + left.beyond:
+            return
+        if not left.elsewhere:
+            self._restarts.end_without_requeue("what is left needs more than its workers have")
+        if not batch.warned:
+            # A start that finds nothing to do would hold the nodes until --idle-exit, repeatedly.
+            self._restarts.end_without_requeue("workers of other jobs hold all that is left for it")
 
     def _what_is_left(self) -> Left | None:
         """None where the run cannot be read."""

@@ -1,0 +1,223 @@
+"""Kept jobs: one process at a time submits them, up to what the site takes and the run needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_toolkit.slurm import client
+from hpc_toolkit.submit import keeping
+from hpc_toolkit.submit.kept import Kept
+from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
+from tests.fakeslurm import Programs, pending_line
+from tests.toyrun import ToyRun
+from tests.unit import jobcommands
+
+# Counts its jobs from 101, and lets squeue list them, except those whose number is in "gone".
+SBATCH = """\
+echo "$*" >> "$0.calls"
+n=$(( $(cat "$0.count" 2>/dev/null || echo 100) + 1 ))
+{before}
+echo $n > "$0.count"; echo "$n"
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HPCTK_CLUSTER", "generic")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("HPCTK_RUN", raising=False)
+    return here
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    found = Programs(folder, monkeypatch)
+    found.add("sbatch", SBATCH.format(before=""))
+    found.answer("squeue", "")
+    found.answer("scancel", "")
+    return found
+
+
+@pytest.fixture
+def run(elsewhere: Path) -> ToyRun:
+    return ToyRun(Path("a"), 8, unit=1)
+
+
+def queue(programs: Programs, *jobs: str) -> None:
+    """Let squeue list these jobs."""
+    programs.answer("squeue", "\n".join(pending_line(one) for one in jobs))
+
+
+def keep(jobs: int, *words: str) -> tuple[list[str], str]:
+    result = jobcommands.call("keep", "a", "--jobs", jobs, "--once", *words)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.stdout.split(), result.stderr
+
+
+def state(run: ToyRun) -> dict[str, object]:
+    return Kept(run.paths.jobs / "keep-work-queue.json").read()
+
+
+def test_of_two_that_look_at_once_one_submits(programs: Programs, run: ToyRun) -> None:
+    other = shlex.join([sys.executable, "-m", "hpc_toolkit", "keep", "a", "--jobs", "2", "--once"])
+    second = f'[ -e "$0.in" ] || {{ echo > "$0.in"; {other} > "$0.other" 2>&1; }}'
+    programs.add("sbatch", SBATCH.format(before=second))
+
+    jobs, _ = keep(2)
+
+    assert jobs == ["101", "102"]
+    assert len(programs.calls("sbatch")) == 2
+    said = (programs.root / "sbatch.other").read_text()
+    assert "no jobs are sent now: another process submits jobs work-queue" in said
+
+
+def holder(*, host: str = host_name(), pid: int, ticks: int) -> str:
+    return f"{host}:{boot_id()}:{pid}:{ticks}:00"
+
+
+def ended_process() -> int:
+    with subprocess.Popen(["cat"], stdin=subprocess.DEVNULL) as child:
+        child.wait()
+    return child.pid
+
+
+@pytest.mark.parametrize(
+    ("host", "lives", "silent_s", "sends"),
+    [
+        (host_name(), True, 9999.0, False),
+        (host_name(), False, 0.0, True),
+        ("elsewhere", False, 60.0, False),
+        ("elsewhere", True, 601.0, True),
+    ],
+)
+def test_the_turn_of_a_process_that_is_lost_ends(
+    programs: Programs, run: ToyRun, host: str, lives: bool, silent_s: float, sends: bool
+) -> None:
+    keep(1)
+    pid = os.getpid() if lives else ended_process()
+    path = run.paths.jobs / "keep-work-queue.2"
+    path.symlink_to(holder(host=host, pid=pid, ticks=process_ticks(pid) or 1))
+    at = path.lstat().st_mtime - silent_s
+    os.utime(path, (at, at), follow_symlinks=False)
+
+    jobs, _ = keep(1)
+
+    assert jobs == ["102"] * sends
+    assert state(run)["turn"] == (3 if sends else 1)
+
+
+def test_jobs_of_the_last_turn_count_even_if_the_listing_lacks_them(
+    programs: Programs, run: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(2)
+    queue(programs, "101", "102")
+    monkeypatch.setattr(keeping, "known_jobs", lambda _: [])
+
+    assert keep(2)[0] == []
+    assert keep(3)[0] == ["103"]
+
+
+FULL = """\
+[ $n -le 102 ] || { echo "sbatch: error: AssocMaxSubmitJobLimit" >&2
+echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy" >&2; exit 1; }
+"""
+
+
+def test_a_limit_of_the_site_ends_nothing_and_is_not_tried_each_time(
+    programs: Programs, run: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs.add("sbatch", SBATCH.format(before=FULL))
+    assert keep(4)[0] == ["101", "102"]
+
+    queue(programs, "101", "102")
+    for _ in range(4):
+        assert keep(4)[0] == []
+    assert len(programs.calls("sbatch")) == 3
+    assert "AssocMaxSubmitJobLimit" in str(state(run)["refused"])
+    shown = jobcommands.call("status", "a").stdout
+    assert "  keep " in shown
+    assert (
+        "up to 4 of work-queue; Slurm refused the last one: sbatch: sbatch: error: Assoc" in shown
+    )
+
+    with monkeypatch.context() as later:
+        later.setattr(keeping, "_REFUSED_S", 0.0)
+        for _ in range(3):
+            assert keep(4)[0] == []
+    assert len(programs.calls("sbatch")) == 6
+
+    queue(programs, "102")
+    programs.add("sbatch", SBATCH.format(before=""))
+    assert keep(4)[0] == ["103", "104", "105"]
+    assert (state(run)["ended"], state(run)["refused"]) == ("", "")
+
+
+def test_what_no_job_gets_past_is_tried_three_times(programs: Programs, run: ToyRun) -> None:
+    programs.answer("sbatch", "", code=1, stderr="sbatch: error: invalid account")
+
+    said = [keep(2)[1] for _ in range(4)]
+
+    assert "no more jobs are sent" not in said[1]
+    assert "no more jobs are sent: 3 submissions failed: sbatch: sbatch: error: invalid" in said[2]
+    assert len(programs.calls("sbatch")) == 3
+
+
+def test_a_silent_slurm_is_not_a_failed_submission(
+    programs: Programs, run: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(client, "pauses", lambda: iter([0.01] * 99))
+    programs.answer("sbatch", "", code=1, stderr="sbatch: error: Socket timed out on send/recv")
+
+    for _ in range(4):
+        assert "no jobs are sent now: sbatch: " in keep(1)[1]
+    assert (state(run)["failed"], state(run)["ended"]) == (0, "")
+
+    programs.add("sbatch", SBATCH.format(before=""))
+    assert keep(1)[0] == ["101"]
+
+
+def test_jobs_that_wait_when_the_run_is_complete_are_cancelled(
+    programs: Programs, run: ToyRun
+) -> None:
+    keep(2)
+    running = pending_line("101", State="RUNNING", NodeList="n1")
+    programs.answer("squeue", f"{running}\n{pending_line('102')}")
+    worker = run.worker("w1")
+    for item in range(8):
+        worker.claim(run.unit_name(item))
+        worker.attempt(item)
+        worker.release()
+    worker.finish()
+
+    assert "no more jobs are sent: the run is complete" in keep(2)[1]
+    assert programs.calls("scancel") == ["102"]
+    assert keep(2)[0] == []
+
+
+def test_a_request_of_later_starts_over_and_keeps_the_turns(
+    programs: Programs, run: ToyRun
+) -> None:
+    keep(1)
+    queue(programs, "101")
+    jobcommands.call("cancel", "a", "--yes")
+    queue(programs)
+    assert "no more jobs are sent: 'hpctk cancel' ended it" in keep(1)[1]
+
+    assert keep(1, "--again")[0] == ["102"]
+
+    assert state(run)["turn"] == 2
+    record = json.loads((run.paths.jobs / "keep-work-queue.json").read_text())
+    assert record["ended"] == ""

@@ -8,7 +8,7 @@ SIGUSR1, SIGTERM and the end of the job's time make all ranks save after the sam
 75; run again, the training goes on behind the last step that is saved.
 
 Below the output directory: ``loss.jsonl``, a line per step, in which steps that were lost and made
-again appear again; ``checkpoints/``; ``logs/``, a file per rank; ``data/``, the texts as tokens.
+again appear again; ``checkpoints/``; ``data/``, the texts as tokens.
 """
 
 from __future__ import annotations
@@ -34,11 +34,8 @@ from hpc_toolkit.training.distributed import (
     StopSignal,
     accumulating,
     all_reduce,
-    gradient_checkpointing,
     leave,
     process_group,
-    rank_logging,
-    scaled,
     wrap_model,
 )
 
@@ -59,9 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """Train as the arguments say; 0 after the last step, 75 if there are steps left."""
     args = arguments().parse_args(argv)
     with process_group(args.backend) as info, StopSignal() as stop:
-        rank_logging(args.output / "logs")
-        if info.is_main:
-            logging.getLogger().addHandler(logging.StreamHandler())
+        logging.basicConfig(format=f"%(asctime)s rank {info.rank} %(message)s", level="INFO")
         _log.info("process %d", os.getpid())
         try:
             return Training(args, info).run(stop)
@@ -82,11 +77,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=16, help="sequences a step, over all ranks")
     add("--accumulate", type=int, default=1, help="passes a step")
     add("--optimizer", choices=("sgd", "adamw"), default="adamw")
-    add("--lr", type=float, default=3e-3, help="for a batch of --base-batch")
-    add("--base-batch", type=int, help="scale the rate linearly with the batch; off by default")
-    add("--warmup", type=int, default=0, help="steps from the rate --lr up to the scaled one")
+    add("--lr", type=float, default=3e-3)
     add("--precision", choices=("auto", "float32", "bf16", "fp16"), default="auto")
-    add("--gradient-checkpointing", action="store_true", help="less memory, more computing")
     add("--bucket-cap-mb", type=float, default=25)
     add("--checkpoint-every", type=int, default=50, help="steps; 0: only at the end or a signal")
     add("--keep", type=int, default=2, help="checkpoints that are kept")
@@ -107,18 +99,10 @@ class Training:
         torch.manual_seed(args.seed)
         self.windows = token_windows(args, info)
         check_texts(args.batch_size, len(self.windows))
-        model = make_model(args.model)
-        if args.gradient_checkpointing:
-            _log.info("gradient checkpointing by %s", gradient_checkpointing(model))
-        self.model = wrap_model(model, bucket_cap_mb=args.bucket_cap_mb)
+        self.model = wrap_model(make_model(args.model), bucket_cap_mb=args.bucket_cap_mb)
         self.dtype = autocast_dtype(args.precision, info.device)
         kind = torch.optim.SGD if args.optimizer == "sgd" else torch.optim.AdamW
-        self.optimizer = kind(self.model.parameters(), lr=1.0)
-        batch = self.micro_batch * args.accumulate
-        rule = scaled(batch, args.lr, args.base_batch or args.batch_size, info.world_size)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: rule.warmed_up(step, args.warmup)
-        )
+        self.optimizer = kind(self.model.parameters(), lr=args.lr)
         # float16 alone has gradients that vanish without scaling.
         self.scaler = torch.amp.GradScaler(
             info.device.partition(":")[0], enabled=self.dtype == torch.float16
@@ -129,7 +113,6 @@ class Training:
             {
                 "model": self.model,
                 "optimizer": self.optimizer,
-                "scheduler": self.scheduler,
                 "scaler": self.scaler,
                 "sampler": self.sampler,
             },
@@ -193,7 +176,6 @@ class Training:
                 total += loss.detach().double()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.scheduler.step()
         self.optimizer.zero_grad()
         return float(all_reduce(total, "average"))
 

@@ -32,7 +32,7 @@ from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.pool import PoolApart
 
 if TYPE_CHECKING:
-    from hpc_toolkit.notebook.workers import CallJobs
+    from hpc_toolkit.workerjobs import CallJobs
 
 _WINDOW_S, _LONGEST_S = 0.01, 1.0
 """Least and most seconds between the first call that waits to be written and its segment."""

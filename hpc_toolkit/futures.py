@@ -17,9 +17,9 @@ from hpc_toolkit.rundir.files import writing
 from hpc_toolkit.worker.calls import Calls
 
 if TYPE_CHECKING:
-    from hpc_toolkit.notebook.requests import Resources
-    from hpc_toolkit.notebook.workers import WorkerJobs
     from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.submit.jobs import RunJob
+    from hpc_toolkit.workerjobs import Resources
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Executor(Background):
         Args:
             run: the directory of this script's calls; nodes with workers must see it.
             workers: worker processes on this machine; None or 0: workers are started elsewhere,
-                by ``hpctk work RUN`` in a job or :func:`hpc_toolkit.notebook.submit_workers`.
+                by :meth:`slurm`, or by ``hpctk work RUN`` in a job.
             max_workers: another name of ``workers``, which other executors have.
             on_change: what happens to calls that are done if the code of their function changed
                 since: they run again; they keep their results; or :meth:`submit` raises.
@@ -177,28 +177,34 @@ class Executor(Background):
         n: int | None = None,
         *,
         cluster: str | Cluster | None = None,
-        array: bool = False,
         again: bool = False,
         **resources: Unpack[Resources],
-    ) -> WorkerJobs:
-        """Let workers in Slurm jobs make the calls.
+    ) -> list[RunJob]:
+        """Let workers in Slurm jobs make the calls, and return the jobs: ``job`` is the id of each.
 
-        The arguments are those of :func:`hpc_toolkit.notebook.submit_workers`, and are checked at
-        once. The jobs are submitted at once, or with the first call that has no result yet if the
-        run has results. Jobs of an equal request that wait or run, also those of a script that was
-        killed, are found again instead; ``again`` submits one more for each call of this method
-        with it. The end of the executor asks its workers to exit and cancels jobs that have not
-        started; after an exception, and if this process is killed, they go on.
+        Args:
+            n: workers of the job; None: as many as ``nodes`` have, one per GPU, else one per node.
+            cluster: a name of ``hpctk cluster list``, the path of a TOML file, or the facts
+                themselves; None: ``$HPCTK_CLUSTER``, else the cluster that is recognized here.
+            again: submit one more job than there are, for each call of this method with it.
+            resources: named as in ``hpctk render``, see :class:`hpc_toolkit.workerjobs.Resources`;
+                ``nodes`` follows from ``n`` if it is left out.
+
+        The request is checked at once. The jobs are submitted at once, or with the first call that
+        has no result yet if the run has results. Jobs of an equal request that wait or run, also
+        those of a script that was killed, are found again instead. The end of the executor asks its
+        workers to exit and cancels jobs that have not started; after an exception, and if this
+        process is killed, they go on.
 
         Raises ConfigError, RenderError: no job can be like this; RunError: the run is paused;
         SlurmError: Slurm refused the job, which :meth:`submit` raises as well.
         """
-        from hpc_toolkit.notebook.workers import CallJobs
+        from hpc_toolkit.workerjobs import CallJobs
 
         with self._changed:
             own = Run(self._view.paths.root, self.run.manifest)
             jobs = self._jobs = self._jobs or CallJobs(own)
-            found = jobs.want(n, cluster, resources, array=array, again=again)
+            found = jobs.want(n, cluster, resources, again=again)
             if self._waiting or self._buffer or self._recorded.places or not self._recorded.rows:
                 jobs.send()
         return found

@@ -55,7 +55,7 @@ command -v slurmctld >/dev/null || exit 0
 hpctk lab up --nodes "$NODES"
 eval "$(hpctk lab env)"
 sinfo
-hpctk lab run hello.sbatch
+sbatch --wait hello.sbatch
 # A list of items as a job: its ranks are the workers.
 hpctk init runs/job --workload squares:square --count "$COUNT"
 hpctk submit --run runs/job --nodes "$NODES" --ntasks-per-node 2

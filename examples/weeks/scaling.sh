@@ -1,16 +1,9 @@
 #!/bin/bash
 # The week of somebody who wants to know how many GPUs a training is worth.
 set -eu
-SIZES=${SIZES:-1,2} MODEL=${MODEL:-decoder-4x128} TOKENS=${TOKENS:-128} STEPS=${STEPS:-20} REPEATS=${REPEATS:-3}
+REPEATS=${REPEATS:-3}
 
-# Monday. Measure a training on this machine, also with gradients that are exchanged less often, and see
-# which size is worth its price.
-hpctk scaling run -o runs/scaling --world-sizes "$SIZES" --model "$MODEL" --seq-length "$TOKENS" \
-    --max-steps "$STEPS" --repeats "$REPEATS" --vary accumulate=1,4 --price-per-gpu-hour 2 # first result
-# For the group's page.
-hpctk scaling analyze runs/scaling --price-per-gpu-hour 2 >scaling.md
-
-# Tuesday. My own training: a recorder in its loop measures it. This one is a stand-in that only waits.
+# Monday. A recorder in the loop of my training measures it. This one is a stand-in that only waits.
 cat >mytrain.py <<'END'
 import time
 
@@ -22,18 +15,19 @@ for step in range(20):
     recorder.step(loss=1 / (step + 1))
 recorder.finish()
 END
-# Look at what would be measured first.
+# Look at what would be measured first. Then see which size is worth its price.
 hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" --dry-run -- mytrain.py
 hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" --samples 1000000 \
-    --price-per-gpu-hour 1.5 -- mytrain.py
+    --price-per-gpu-hour 1.5 -- mytrain.py # first result
+# For the group's page.
+hpctk scaling analyze runs/mine --price-per-gpu-hour 1.5 >scaling.md
 
 # Wednesday. What the trainings of a paper cost: 60 of 8 hours each on GPUs at 2 per hour, due in a week.
 hpctk plan --items 60 --item-time 8h --cluster killarney --nodes 1,2,4,8 --within 7d --price-per-gpu-hour 2
 
 # Thursday. The same on a cluster, one job for each size; without a Slurm the week ends here.
-hpctk scaling run -o runs/cluster --world-sizes 1,2 --slurm --ranks-per-node 1 --model "$MODEL" \
-    --seq-length "$TOKENS" --max-steps "$STEPS" --repeats "$REPEATS" --dry-run
 sinfo >/dev/null 2>&1 || exit 0
-hpctk scaling run -o runs/cluster --world-sizes 1,2 --slurm --ranks-per-node 1 --model "$MODEL" \
-    --seq-length "$TOKENS" --max-steps "$STEPS" --repeats "$REPEATS"
-# When the jobs have ended (squeue --me): hpctk scaling analyze runs/cluster
+hpctk submit train-multi-node --nodes 1 --time 10 -- mytrain.py
+hpctk submit train-multi-node --nodes 2 --time 10 -- mytrain.py
+# When the jobs have ended (squeue --me).
+hpctk scaling analyze slurm/logs --price-per-gpu-hour 1.5

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
-
 from hpc_toolkit.cli.arguments import JsonOption, argument, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.system.quantities import counted, format_duration
@@ -43,12 +41,7 @@ def register(app: Commands) -> None:
     )
     for command in (up, env, status, down):
         group.add(command)
-    command_line = {
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "allow_interspersed_args": False,
-    }
-    group.add(run, context_settings=command_line)
+    command_line = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     group.add(execute, name="exec", context_settings=command_line)
     group.add(crash)
     group.add(restore)
@@ -159,7 +152,7 @@ def execute(
 
     Examples:
         hpctk lab exec srun -N2 hostname
-        hpctk lab exec sinfo
+        hpctk lab exec sbatch --wait slurm/work-queue.sbatch
     """
     from hpc_toolkit.lab.commands import environment
 
@@ -169,68 +162,19 @@ def execute(
     os.execvpe(argv[0], argv, environment(lab.paths))  # noqa: S606 - no shell is meant
 
 
-def run(
-    script: Annotated[Path, argument("SCRIPT", "Job script; then its arguments.")],
-    name: NameOption = "lab",
-    directory: DirOption = None,
-) -> None:
-    """Submit a script, print its log and exit with the job's exit code.
-
-    Examples:
-        hpctk lab run slurm/work-queue.sbatch
-    """
-    from hpc_toolkit.lab.commands import NO_LOG, run_script
-
-    lab = _lab(name, directory)
-    lab.check_up()
-
-    def show(data: bytes) -> None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-
-    def tell(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    end = run_script(lab.paths, script, click.get_current_context().args, show, tell)
-    if end is None:
-        return
-    tell(f"job {end.job}: {end.state} after {format_duration(end.seconds)}")
-    if end.code == NO_LOG:
-        tell("hint: its log could not be opened: does the directory of --output exist?")
-    sys.exit(end.code)
-
-
 def status(
     name: NameOption = "lab",
     directory: DirOption = None,
-    every: Annotated[bool, switch("--all", "List all labs that have a name.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the state of a lab or of all labs.
-
-    Exits with 1 if the lab is not up; with --all always with 0.
+    """Show the state of a lab. Exits with 1 if it is not up.
 
     Examples:
         hpctk lab status
-        hpctk lab status --all
     """
-    if every:
-        _list_labs(as_json=as_json)
-        return
     now = _lab(name, directory).status()
     show(now.to_json(), [_line(now)], as_json=as_json)
     sys.exit(0 if now.state == "up" else 1)
-
-
-def _list_labs(*, as_json: bool) -> None:
-    from hpc_toolkit.lab.lab import Lab
-    from hpc_toolkit.lab.settings import known_labs
-
-    found = {paths.root.name: Lab(paths).status() for paths in known_labs()}
-    width = max(map(len, found), default=0)
-    records = [{"name": name, **one.to_json()} for name, one in found.items()]
-    lines = [f"{name:<{width}}  {_line(one)}" for name, one in found.items()]
-    show(records, lines, as_json=as_json)
 
 
 def _line(now: LabStatus) -> str:

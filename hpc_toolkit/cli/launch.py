@@ -141,7 +141,7 @@ def launch(
 
     paths = RunPaths(request.run_dir or Path())
     with monitored(paths, RankInfo.from_environ(), wanted=monitor):
-        outcome = launcher.launch(request, replace=True)
+        outcome = launcher.launch(request)
     if outcome.error is not None:
         if sys.stdout is not None:  # closed by the caller: >&-
             sys.stdout.flush()

@@ -181,7 +181,7 @@ EXAMPLES = {
     "list": "call a function for each item of a list",
     "campaign": "search for the best of many models",
     "training": "train on several ranks, and resume (needs torch)",
-    "notebook": "start workers from a notebook (needs Jupyter)",
+    "notebook": "call functions from a notebook (needs Jupyter)",
 }
 """The examples by name; the files of each are in ``examples/new`` of the repository."""
 

@@ -53,10 +53,6 @@ _DAILY: dict[str, tuple[str | Option, ...]] = {
     "Environment": (
         *("run", "modules", "conda", "venv", "container", "env", "setup", "plain"),
         flag("monitor", "Log the load of each node in the run's directory."),
-        Option(
-            *("node_cache", "Copy checkpoints to this local disk, e.g. $SLURM_TMPDIR.", "DIR"),
-            hidden=True,
-        ),
     ),
 }
 """The options that the help shows, in its order, and those without a field."""
@@ -266,11 +262,6 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
         values["env"] = tuple(map(read_variable, values["env"]))
     if values.pop("monitor", False):
         values["env"] = (*values.get("env", ()), ("HPCTK_MONITOR", "1"))
-    if (cache := values.pop("node_cache", None)) is not None:
-        if not cache.startswith(("/", "$")):
-            msg = f"--node-cache: {cache!r} is not an absolute path"
-            raise ConfigError(msg, hint="name a local disk, or a variable such as '$SLURM_TMPDIR'")
-        values["env"] = (*values.get("env", ()), ("HPCTK_NODE_CACHE", cache))
     if "gpus_per_node" in values:
         values |= read_gpus(values["gpus_per_node"])
     return values

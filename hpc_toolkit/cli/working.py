@@ -47,9 +47,6 @@ PANELS: Panels = {
         ),
         Option("lease", "Silence after which a remote worker is dead.", "DURATION", hidden=True),
         Option("grace", "Time to finish an item when asked to exit.", "DURATION", hidden=True),
-        Option(
-            "node_cache", "Copy checkpoints to this local disk.", "DIR", variable="HPCTK_NODE_CACHE"
-        ),
         many("has", "What each worker has for needs: licence=2, or a feature", "NAME[=N]")._replace(
             variable="HPCTK_HAS"
         ),
@@ -69,8 +66,8 @@ PANELS: Panels = {
     "Ray": (
         Option(
             "ray_address",
-            "Cluster. [default: auto: $RAY_ADDRESS, else local]",
-            "auto|local|HOST:PORT",
+            "Cluster. [default: auto: $RAY_ADDRESS]",
+            "auto|HOST:PORT",
         ),
     ),
 }
@@ -108,8 +105,6 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
     found = Run.open(find_run(run))
     strict = bool(given["strict_code"])
     executed(found.paths, found.manifest, strict=strict)
-    if given["node_cache"]:
-        os.environ["HPCTK_NODE_CACHE"] = given["node_cache"]  # read where a checkpoint is loaded
     options = worker_options(*(given[name] for name in ("deadline", "idle_exit", "lease", "grace")))
     if given["has"]:
         from hpc_toolkit.system.needs import parse_has

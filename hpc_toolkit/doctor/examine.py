@@ -26,7 +26,7 @@ from hpc_toolkit.doctor.filesystem import (
     check_writing,
 )
 from hpc_toolkit.doctor.locks import check_locks, waiting_for_server
-from hpc_toolkit.doctor.node import check_devices, check_slurm, check_variables
+from hpc_toolkit.doctor.node import check_devices, check_slurm
 from hpc_toolkit.doctor.runfiles import Repair, check_run, plan_repairs
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.rundir import files
@@ -224,7 +224,7 @@ def examine(
     of_directory = list(found)
     found += around_it
     if around:
-        found += [check_slurm(), *check_variables()]
+        found.append(check_slurm())
     if RunPaths(directory).manifest.exists():
         found += _look_at_run(directory, report, of_directory, clock)
     return report

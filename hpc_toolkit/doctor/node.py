@@ -1,4 +1,4 @@
-"""Check a node: whether its GPUs compute, Slurm answers, and no variable harms a training.
+"""Check a node: whether its GPUs compute, and Slurm answers.
 
 Every query of a driver runs in a child that can be abandoned: a broken driver never answers.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hpc_toolkit.doctor.sides import Finding, Pair, Verdict, ask_child, fine
-from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.slurm.client import NOT_SET_UP, SlurmError
 from hpc_toolkit.slurm.controller import slurm_config
 from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
@@ -194,10 +193,3 @@ def check_slurm() -> Finding:
 def _silent_slurm(found: str, fix: str) -> Finding:
     means = "jobs cannot be submitted or watched from here now; local workers do not need Slurm"
     return Finding("slurm", Verdict.UNKNOWN, found, means, fix)
-
-
-def check_variables() -> list[Finding]:
-    """Variables of this environment that slow trainings down, break them, or do nothing."""
-    fix = "unset it, or remove it from the shell's start-up files"
-    advice = (one.partition(": ") for one in harmful(os.environ))
-    return [Finding("variables", Verdict.SLOWER, found, means, fix) for found, _, means in advice]

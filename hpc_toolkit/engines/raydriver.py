@@ -1,4 +1,4 @@
-"""The driver of a run on Ray: joins or starts a cluster, and keeps the run's actors running.
+"""The driver of a run on Ray: joins a cluster, and keeps the run's actors running.
 
 Ray decides where ranks run, the run directory what they do. Only this module imports ray, and only
 when it joins a cluster.
@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -27,17 +24,11 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import MAX_WORKERS, Run
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import describe_exit, handling
-from hpc_toolkit.system.ranks import in_step
 from hpc_toolkit.worker.hiccups import DRAIN_SIGNALS
 from hpc_toolkit.worker.pool import BARREN_LIVES, overall_code, reported_error
 from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions
 
 AUTO = "auto"
-LOCAL = "local"
-_LONGEST_ROOT = 40
-"""Paths of sockets are 66 characters longer, and have at most 107 bytes (unix(7))."""
-_HOME = "127.0.0.1"
-"""The address on which a local Ray listens."""
 _ANSWER_S = 5.0
 """Seconds for a connection to a cluster; Ray itself would try for two minutes."""
 _TICK_S = 0.2
@@ -54,8 +45,7 @@ class RaySettings:
     """The options of ``hpctk work --engine ray``."""
 
     address: str = AUTO
-    """HOST:PORT of a Ray cluster; ``local`` for one that is started here; ``auto`` for the one that
-    RAY_ADDRESS names, else a local one."""
+    """HOST:PORT of a Ray cluster; ``auto`` for the one that RAY_ADDRESS names."""
     cpus_per_worker: float | None = None
     """CPUs that Ray counts for a worker; None: one."""
     gpus_per_worker: float | None = None
@@ -79,25 +69,15 @@ class RaySettings:
             raise ConfigError(message, hint="such as 0.5, 1 or 2")
 
     def resolve(self, environ: Mapping[str, str] = os.environ) -> str:
-        """Return HOST:PORT, or "" for a local cluster.
-
-        Raises ConfigError: the address is invalid, or each of several tasks of a step would start a
-        local cluster.
-        """
+        """Return HOST:PORT. Raises ConfigError: the address is missing or invalid."""
         address = self.address
-        if address == AUTO:
-            address = environ.get("RAY_ADDRESS", "") or LOCAL
-        if address == LOCAL:
-            # Each task of the step would start a cluster.
-            tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-            if in_step(environ) and tasks not in ("", "1"):
-                message = f"each of the {tasks} tasks of this step would start its own Ray"
-                raise ConfigError(message, hint="start one with 'ray symmetric-run'")
-            return ""
+        if address == AUTO and not (address := environ.get("RAY_ADDRESS", "")):
+            message = "no Ray cluster is named: RAY_ADDRESS is not set"
+            raise ConfigError(message, hint="'ray start --head' starts one and prints HOST:PORT")
         host, _, port = address.rpartition(":")
         if not (host and port.isdigit() and 1 <= int(port) <= 65535) or "/" in host:
             message = f"the address of a Ray cluster is HOST:PORT, not {address!r}"
-            raise ConfigError(message, hint="'auto', 'local', or such as node1:6379")
+            raise ConfigError(message, hint="'auto', or such as node1:6379")
         return address
 
     def demand(self, nodes: list[dict[str, float]]) -> dict[str, float]:
@@ -287,28 +267,24 @@ class Engine:
 
 @contextmanager
 def joined(settings: RaySettings) -> Iterator[Any]:
-    """Join the cluster of ``settings``, or start one that ends with this block; gives ``ray``.
+    """Join the cluster of ``settings``; gives ``ray``.
 
-    Raises HpcToolkitError: Ray is not installed, or does not start or answer.
+    Raises HpcToolkitError: Ray is not installed, or does not answer.
     """
     address = settings.resolve()
     if find_spec("ray") is None:
         raise ConfigError("--engine ray: Ray is not installed", hint=how_to_add(extra="ray"))
-    if address:
-        _check_answers(address)
-    _quieten(local=not address)
+    _check_answers(address)
+    _quieten()
     import ray
 
-    root = "" if address else _make_root()
     try:
         # Ray prints the output of actors, and messages about them; stdout is for data.
         with redirect_stdout(sys.stderr):
-            _connect(ray, {"address": address} if address else _local(root), address)
+            _connect(ray, address)
             yield ray
     finally:
         ray.shutdown()
-        if root:
-            shutil.rmtree(root, ignore_errors=True)
 
 
 def _check_answers(address: str) -> None:
@@ -323,40 +299,16 @@ def _check_answers(address: str) -> None:
         raise HpcToolkitError(message, hint=hint) from error
 
 
-def _connect(ray: Any, how: dict[str, Any], address: str) -> None:
+def _connect(ray: Any, address: str) -> None:
     try:
-        ray.init(**how, logging_level="ERROR", log_to_driver=True)
+        ray.init(address=address, logging_level="ERROR", log_to_driver=True)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        what = f"no Ray cluster answers at {address}" if address else "Ray does not start here"
-        reason = str(error).strip().partition("\n")[0][:300]
-        hint = "see the output of 'ray start --head'"
-        if address:
-            hint = "use the same Python, Ray and RAY_AUTH_TOKEN as the cluster"
-        raise HpcToolkitError(f"{what}: {reason}", hint=hint) from error
+        message = f"no Ray cluster answers at {address}: {str(error).strip():.300}"
+        hint = "use the same Python, Ray and RAY_AUTH_TOKEN as the cluster"
+        raise HpcToolkitError(message.partition("\n")[0], hint=hint) from error
 
 
-def _local(root: str) -> dict[str, Any]:
-    """Return the arguments of ray.init that start a cluster of this machine alone."""
-    return {
-        "address": "local",
-        "num_cpus": len(os.sched_getaffinity(0)),
-        "include_dashboard": False,
-        "_node_ip_address": _HOME,
-        # Ray opens this directory to everybody (mode 0777), but not its parent.
-        "_temp_dir": f"{root}/r",
-    }
-
-
-def _make_root() -> str:
-    """Create a directory for Ray's sockets and logs that no other user can read."""
-    root = tempfile.mkdtemp(prefix="hpctk-ray-")
-    if len(root) > _LONGEST_ROOT and os.access("/tmp", os.W_OK):  # noqa: S108 - made privately
-        shutil.rmtree(root)
-        root = tempfile.mkdtemp(prefix="hpctk-ray-", dir="/tmp")
-    return root
-
-
-def _quieten(*, local: bool) -> None:
+def _quieten() -> None:
     """Set the variables that Ray reads when it is imported or started."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -364,13 +316,3 @@ def _quieten(*, local: bool) -> None:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     if not sys.stderr.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-    if local:
-        # A client of Ray can run programs as Ray's user. Ray listens on all interfaces, unless it
-        # is limited to this machine; the token keeps other users of this machine out.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        # Ray would kill actors for the memory of other processes; a worker watches its own.
-        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-        # Ray would replace, for ever, actors whose imports take more than a minute.
-        os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")

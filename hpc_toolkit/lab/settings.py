@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -205,13 +203,6 @@ def lab_paths(name: str, directory: Path | None) -> LabPaths:
         return LabPaths(where.expanduser().resolve())
     except (RuntimeError, OSError) as error:
         raise ConfigError(f"{where}: {error}", hint="give another directory with --dir") from None
-
-
-def known_labs() -> Iterator[LabPaths]:
-    """Yield the labs below labs_home(); directories that --name could not name are skipped."""
-    for record in sorted(labs_home().glob("*/lab.json")):
-        with suppress(ConfigError):
-            yield lab_paths(record.parent.name, None)
 
 
 def ports_needed(settings: LabSettings) -> int:

@@ -21,8 +21,6 @@ class Series:
     colour: str
     style: str = ""
     """SVG attributes of the line, such as ``DASHED``; a line of width 2 by default."""
-    filled: bool = False
-    """Whether the area between the line and 0 has a colour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +38,9 @@ class Plot:
     series: Sequence[Series]
 
 
-def plots(
-    title: str,
-    said: str,
-    drawn: Sequence[Plot],
-    *,
-    beside: int = 1,
-    left: float = _LEFT,
-    height: float = _HEIGHT,
-) -> figures.Figure:
-    """Draw plots with one legend, ``beside`` of them in a row; ``said`` describes them in words.
-
-    ``left`` is where a plot begins, so that it can be in line with another figure.
-    """
-    width = (figures.PAGE - left * beside - _RIGHT) / beside
+def plots(title: str, said: str, drawn: Sequence[Plot], *, beside: int = 1) -> figures.Figure:
+    """Draw plots with one legend, ``beside`` of them in a row; ``said`` describes them in words."""
+    width = (figures.PAGE - _LEFT * beside - _RIGHT) / beside
     lines = [line for plot in drawn for line in plot.series if line.name and line.points]
     names = dict.fromkeys((line.colour, line.name, line.style) for line in lines)
     parts, high = figures.legend(names, _TOP, figures.PAGE - 20)
@@ -62,17 +49,14 @@ def plots(
         panel = figures.Panel(
             x=plot.across,
             y=plot.up,
-            left=left + number % beside * (width + left),
-            top=top + number // beside * (height + _GAP),
+            left=_LEFT + number % beside * (width + _LEFT),
+            top=top + number // beside * (_HEIGHT + _GAP),
             width=width,
-            height=height,
+            height=_HEIGHT,
         )
-        bottom = panel.top + height + _GAP
+        bottom = panel.top + _HEIGHT + _GAP
         parts += panel.frame(plot.columns, plot.rows, plot.x, plot.y)
         for line in plot.series:
-            if line.filled and line.points:
-                floor = [(line.points[0][0], 0.0), (line.points[-1][0], 0.0)]
-                parts.append(panel.band(floor, line.points, line.colour))
             parts += [panel.line(line.points, line.colour, line.style)] if line.points else []
     return figures.Figure(
         title, figures.figure(title, figures.PAGE, bottom, parts, alternative=said)

@@ -96,11 +96,6 @@ class Panel:
         path = _path([self.at(x, y) for x, y in points])
         return f'<path class="{colour}" d="{path}" fill="none" {_STROKE} {style or _SOLID}/>'
 
-    def band(self, lower: Sequence[Point], upper: Sequence[Point], colour: str) -> str:
-        """Fill the area between two curves."""
-        path = _path([self.at(x, y) for x, y in [*upper, *lower[::-1]]])
-        return f'<path class="{colour}" d="{path}Z" fill-opacity="0.18"/>'
-
 
 _STROKE = 'stroke="currentColor"'
 

@@ -22,7 +22,6 @@ from hpc_toolkit.report.panel import (
     WARN,
     Row,
     clock_time,
-    one_line,
     panel,
     rate_text,
     short_panel,
@@ -254,32 +253,6 @@ def status_html(status: Status) -> str:
     lines = html.escape("\n".join(draw(panel(status), Look(colour=True))))
     painted = _PAINTED.sub(lambda at: f'<span style="{_STYLES[at[1]]}">{at[2]}</span>', lines)
     return f'<pre style="text-align:left;white-space:pre-wrap">{painted}</pre>'
-
-
-class StatusDisplay:
-    """Shows a changing status: in place in a notebook, line by line on stdout elsewhere."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-        self._shown = ("", "")
-
-    def show(self, status: Status) -> None:
-        """Show the status, unless nothing changed."""
-        before, self._shown = self._shown, (one_line(status), status.reason)
-        if self._shown == before:
-            return
-        if _shell() is None:
-            new = [text for text, old in zip(self._shown, before, strict=True) if text != old]
-            sys.stdout.writelines(f"{printable(text)}\n" for text in new if text)
-            sys.stdout.flush()
-            return
-        from IPython.display import HTML, display
-
-        piece = HTML(status_html(status))
-        if self._handle is None:
-            self._handle = display(piece, display_id=True)
-        else:
-            self._handle.update(piece)
 
 
 def _shell() -> Any:

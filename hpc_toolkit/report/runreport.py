@@ -14,8 +14,7 @@ from hpc_toolkit.report.figures import moment
 from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import failed_items, panel, short, time_left
 from hpc_toolkit.results.activity import OTHERS, Activity
-from hpc_toolkit.results.records import Attempt
-from hpc_toolkit.results.sums import ACCURACY, HostLoad, Range, group_name
+from hpc_toolkit.results.sums import ACCURACY, Range
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.quantities import counted, format_duration
 
@@ -39,13 +38,9 @@ class RunFacts:
     """When these facts were read, in epoch seconds."""
     activity: Activity | None = None
     """None: no worker has started, or its files cannot be read."""
-    loads: Mapping[str, HostLoad] = field(default_factory=dict)
-    """Samples of CPUs and GPUs."""
     used: str = ""
     """The share of CPUs, GPUs and memory that the jobs used, on one line."""
     failures: Sequence[Failures] = ()
-    items: Mapping[int, str] = field(default_factory=dict)
-    """JSON of the items that the report names, by number."""
     search: Sequence[Section] = ()
     """Sections about the search of a campaign, its outcome first."""
     results: Mapping[str, Range] = field(default_factory=dict)
@@ -59,9 +54,8 @@ def sections(facts: RunFacts) -> list[Section]:
     parts = [_outcome(facts), *_failures(facts.failures, facts.activity)]
     parts += [*facts.search[1:], _status(facts)]
     if facts.activity is not None and facts.activity.workers:
-        timeline = runtimeline.timeline(facts.activity, facts.loads)
-        parts += [timeline, runtimeline.spent(facts.activity)]
-        parts += _durations(facts.activity, facts.items)
+        parts += [runtimeline.timeline(facts.activity), runtimeline.spent(facts.activity)]
+        parts += _durations(facts.activity)
     return [*parts, _settings(facts.manifest, facts.made)]
 
 
@@ -151,7 +145,7 @@ def _value(value: float) -> Cell:
     )
 
 
-def _durations(activity: Activity, items: Mapping[int, str]) -> list[Section]:
+def _durations(activity: Activity) -> list[Section]:
     ranked = sorted(
         activity.groups.items(), key=lambda one: (one[0][1] == OTHERS, -one[1].total_s)
     )[:_LISTED]
@@ -175,32 +169,13 @@ def _durations(activity: Activity, items: Mapping[int, str]) -> list[Section]:
     note = f"Quantiles are accurate to {ACCURACY:.0%}."
     note += f" Left out: {counted(more, 'group')} with less time." if more > 0 else ""
     title = "Durations by group" if any(name for (_, name), _ in ranked) else "Durations"
-    tables = (Table(title="", columns=head, rows=rows, note=note), _longest(activity, items))
-    return [Section(title=title, tables=tables)]
+    return [Section(title=title, tables=(Table(title="", columns=head, rows=rows, note=note),))]
 
 
 def _group(stage: str, name: str, stages: int) -> str:
     if not name:
         return stage if stages > 1 else "all items"
     return f"{stage}: {name}" if stages > 1 else name
-
-
-def _longest(activity: Activity, items: Mapping[int, str]) -> Table:
-    rows = [
-        _attempt_row(activity, attempt, items.get(attempt.item, "")) for attempt in activity.longest
-    ]
-    head = ("item", "duration", "times the median", "outcome", "host", "content")
-    note = "'times the median' compares with the results of the same group."
-    return Table(title="Longest attempts", columns=head, rows=rows, note=note)
-
-
-def _attempt_row(activity: Activity, attempt: Attempt, item: str) -> Row:
-    group = activity.groups.get((attempt.stage, group_name(attempt.group)))
-    usual = group.quantile(0.5) if group is not None else 0.0
-    spent = attempt.seconds or 0.0
-    ratio: str | Cell = Cell(f"{spent / usual:.3g}", spent / usual) if usual > 0 else "unknown"
-    shown = short(item, _ITEM_CHARS)
-    return (count(attempt.item), seconds(spent), ratio, attempt.outcome, attempt.host, shown)
 
 
 def _failures(groups: Sequence[Failures], activity: Activity | None) -> list[Section]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from hpc_toolkit.report import figures
-from hpc_toolkit.report.charts import Plot, Series, plots, stepped
-from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
-from hpc_toolkit.report.panel import rate_text
+from hpc_toolkit.report.page import Cell, Section, Table, seconds
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.results.activity import Activity, Lane, Mark, Timeline
-from hpc_toolkit.results.sums import HostLoad
 from hpc_toolkit.results.workers import DIED, DRAINED
-from hpc_toolkit.system.quantities import counted, format_duration, format_size
+from hpc_toolkit.system.quantities import counted, format_duration
 
-_HEIGHT = 120
 ZONE = f"Times are in {time.strftime('%Z')}."
-_HOSTS = 200
 _RIGHT = 24
 _MOST_MARKS = 2_000
 _ROWS = ((24, 22), (60, 14), (120, 9))
@@ -42,14 +37,13 @@ _SYMBOLS = {
 """Path around the origin, colour and name of each kind of mark."""
 
 
-def timeline(activity: Activity, loads: Mapping[str, HostLoad]) -> Section:
-    """Throughput and workers on one axis of time."""
+def timeline(activity: Activity) -> Section:
+    """The lives of the workers on one axis of time."""
     line = activity.timeline
     shown = counted(len(line.drawn), "lane")
     said = f"{counted(activity.workers, 'worker')} in {shown}, from {figures.moment(line.begin)}."
     deaths = activity.outcomes["deaths"]
     said += f" Recorded: {counted(deaths, 'death')} of workers or executors." if deaths else ""
-    tables = (_load_table(loads),) if loads else ()
     workers = gantt(said, line)._replace(
         caption=(
             "A lane shows one worker at a time, or all workers of a host if there are more than"
@@ -61,49 +55,7 @@ def timeline(activity: Activity, loads: Mapping[str, HostLoad]) -> Section:
     return Section(
         title="Timeline",
         paragraphs=(said,),
-        figures=(_throughput(activity), workers),
-        tables=(*tables, *_deaths(activity)),
-    )
-
-
-def _throughput(activity: Activity) -> figures.Figure:
-    """Items done and living workers, by interval of the timeline."""
-    line = activity.timeline
-    intervals = range(line.intervals)
-    rates = [activity.done.get(number, 0.0) / line.width_s for number in intervals]
-    alive = [
-        sum(lane.lives.get(number, 0.0) for lane in line.drawn) / line.width_s
-        for number in intervals
-    ]
-    best = max(rates)
-    said = f"Up to {rate_text(best)}" if best else "No item was done"
-    said += f"; living workers: up to {max(alive):.3g} (means of {format_duration(line.width_s)})."
-    units = (("second", 1), ("minute", 60), ("hour", 3600))
-    unit, scale = next(((unit, n) for unit, n in units if best * n >= 1), units[-1])
-    below = "time since the first worker started"
-    drawn = [_steps(line, "living workers", alive, figures.COLOURS[1], below=below)]
-    if best:
-        done = [rate * scale for rate in rates]
-        drawn.insert(0, _steps(line, f"items done per {unit}", done, figures.COLOURS[0]))
-    return plots("Throughput", said, drawn, left=_left_of(line), height=_HEIGHT)
-
-
-def _steps(
-    line: Timeline, name: str, values: Sequence[float], colour: str, *, below: str = ""
-) -> Plot:
-    """A plot of the values of a timeline's intervals; ``below`` names the axis of time."""
-    span_s, high = line.end - line.begin, max(values) * 1.05 or 1.0
-    columns = figures.span_ticks(span_s)
-    points = stepped([(number * line.width_s, value) for number, value in enumerate(values)])
-    points.append((span_s, values[-1]))
-    return Plot(
-        x=below,
-        y=name,
-        across=figures.Axis(0.0, span_s),
-        up=figures.Axis(0.0, high),
-        columns=columns if below else [(at, "") for at, _ in columns],
-        rows=figures.number_ticks(0.0, high, 4, whole=bool(below)),
-        series=[Series(name="", points=points, colour=colour, filled=True)],
+        figures=(workers,),
     )
 
 
@@ -265,45 +217,3 @@ def _drawn(kind: str, x: float, y: float, said: str = "") -> str:
     place = f'd="{path}" transform="translate({x:.1f} {y:.1f})"'
     line = 'stroke="currentColor" stroke-width="2"'
     return f'<g>{inner}<path {place} {halo}/><path class="{colour}" {place} {line}/></g>'
-
-
-def _deaths(activity: Activity) -> tuple[Table, ...]:
-    if not activity.deaths:
-        return ()
-    rows: list[Row] = [
-        (
-            death.worker,
-            death.host,
-            figures.moment(death.at, zone=False),
-            death.evidence,
-            death.explained or "no",
-            count(death.item),
-            "itself" if death.by == death.worker else death.by,
-        )
-        for death in activity.deaths
-    ]
-    head = ("worker", "host", "recorded at", "evidence", "explained", "item", "recorded by")
-    more = activity.outcomes["deaths"] - len(rows)
-    note = ZONE + (f" Not listed: {counted(more, 'later death')}." if more > 0 else "")
-    return (Table(title="Deaths of workers and executors", columns=head, rows=rows, note=note),)
-
-
-def _load_table(loads: Mapping[str, HostLoad]) -> Table:
-    rows: list[Row] = []
-    for host, load in sorted(loads.items())[:_HOSTS]:
-        gpu = load.gpu_percent
-        rows.append(
-            (
-                host,
-                Cell(f"{load.cpu_percent:.1f}%", load.cpu_percent),
-                Cell(format_size(load.rss_most), load.rss_most),
-                count(load.gpus),
-                "" if gpu is None else Cell(f"{gpu:.1f}%", gpu),
-                Cell(format_size(load.gpu_memory_most), load.gpu_memory_most) if load.gpus else "",
-                count(load.samples),
-            )
-        )
-    head = ("host", "CPUs busy", "memory, most", "GPUs", "GPUs busy", "GPU memory, most", "samples")
-    more = len(loads) - len(rows)
-    note = f"Not listed: {counted(more, 'more host')}." if more > 0 else ""
-    return Table(title="Use of CPUs and GPUs by host", columns=head, rows=rows, note=note)

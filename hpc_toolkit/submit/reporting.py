@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,15 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.results.activity import Activity, read_activity
-from hpc_toolkit.results.explain import group_failures, item_json
+from hpc_toolkit.results.explain import group_failures
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.history import History
 from hpc_toolkit.results.status import Beside
 from hpc_toolkit.results.sums import FIELDS, Efficiency, Range, efficiency, ranges_of, read_loads
-from hpc_toolkit.rundir.layout import RunPaths, shown_item
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import Cost, cost_of, known_jobs, worker_price
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.jsonlines import encode
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
@@ -77,12 +75,6 @@ def read_facts(run: Run) -> RunFacts:
     if found is not None and found.ahead:
         elapsed_s = found.timeline.end - found.timeline.begin
         status = replace(status, elapsed_s=elapsed_s)
-    items: dict[int, str] = {}
-    for one in found.longest if found is not None else ():
-        with suppress(*_READING, IndexError):
-            stage = view.stages[one.stage]
-            item = json.loads(item_json(stage, stage.unit(one.unit), one.position))
-            items[one.item] = encode(shown_item(item))
     used = read("what the jobs used", lambda: used_by(run.paths), None)
     return RunFacts(
         used=used.line() if used is not None else "",
@@ -90,11 +82,9 @@ def read_facts(run: Run) -> RunFacts:
         manifest=run.manifest,
         made=made_at,
         activity=found,
-        loads=read("the CPUs and GPUs", lambda: read_loads(run.paths), {}),
         failures=read(
             "the failures", lambda: group_failures(view, view.presences(), most=_FAILURES), []
         ),
-        items=items,
         search=read("the search", lambda: _search(run), []),
         results=read("the results", lambda: _results(run), {}),
         problems=problems,

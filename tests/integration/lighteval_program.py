@@ -46,31 +46,6 @@ def failure(tasks: LightevalTasks, context: Any, **item: Any) -> list[str]:
     return []
 
 
-def halved(place: Path, tasks: LightevalTasks, context: Any) -> Any:
-    """The scores of all batches and of those that remain after memory ran out."""
-    import torch
-
-    item = {"task": "bbc:topic"}
-    (wanted,) = tasks.run(context, [item])
-    forward = context.model.forward
-    sizes: list[int] = []
-    retried: list[Any] = []
-
-    def small(input_ids: Any, **keys: Any) -> Any:
-        sizes.append(len(input_ids))
-        if len(input_ids) > 5:  # one document has five topics
-            raise torch.OutOfMemoryError("injected")
-        return forward(input_ids, **keys)
-
-    context.model.forward = small
-    while not retried:
-        try:
-            retried = list(tasks.run(context, [item]))
-        except torch.OutOfMemoryError:
-            assert tasks.on_oom(context, [item])
-    return [wanted, retried[0], sizes]
-
-
 def main(place: Path) -> None:
     options: dict[str, Any] = {
         "root": str(place / "checkpoints"),
@@ -86,8 +61,6 @@ def main(place: Path) -> None:
     names = ["bbc:topic", "bbc-lead", "bbc-word", "bbc", "bbc:shouted", "bbc:topic"]
     items = [{"task": name, **({"num_fewshot": 0} if name == "bbc-lead" else {})} for name in names]
     told["values"] = list(tasks.run(context, items))
-    limited = LightevalTasks(**options, limit=5, metric={"bbc-word": "f1"})
-    told["limited"] = next(limited.run(context, [{"task": "bbc-word", "num_fewshot": 1}]))
     (place / "list.txt").write_text("bbc:topic|0")
     told["failures"] = {
         "near": failure(tasks, context, task="bbc:topics"),
@@ -101,7 +74,6 @@ def main(place: Path) -> None:
         ),
     }
     told["loads"] = tasks.loads
-    told["halved"] = halved(place, LightevalTasks(**options, batch_size=160, limit=4), context)
     told["written"] = [str(one) for one in (place / "checkpoints").rglob("*") if one not in before]
     (place / "told.json").write_text(json.dumps(told, allow_nan=False))
 

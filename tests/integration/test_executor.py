@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import Executor, notebook
+from hpc_toolkit import Executor
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.processes import parent_of
 from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
@@ -502,9 +502,7 @@ def test_workers_use_the_code_and_the_values_of_the_moment_of_a_call(hpctk: Hpct
     assert out == "one other\n1\n2\n3\n", err
 
 
-# submitit's object of the local job outlives the example, as in a notebook.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("documented", [Executor, Run, notebook], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("documented", [Executor, Run], ids=lambda one: one.__name__)
 def test_examples_of_docstrings_do_what_they_say(
     hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch, documented: object
 ) -> None:

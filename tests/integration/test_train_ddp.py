@@ -1,4 +1,4 @@
-"""The training example: losses that do not depend on ranks, signals or kills."""
+"""The training example on one rank: what it cannot do, and mixed precision on a GPU."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ from tests.integration.startedranks import run_ranks
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 PROGRAM = REPOSITORY / "examples" / "train_ddp.py"
-DISTURBED = Path(__file__).with_name("disturbed_training.py")
 HPCTK = (sys.executable, "-m", "hpc_toolkit")
 STEPS = 20
 QUICK = (
     *("--model", "plain", "--texts", "40", "--batch-size", "8", "--steps", str(STEPS)),
     *("--optimizer", "sgd", "--lr", "0.5", "--precision", "float32"),
 )
-CLOSE = 1e-5
-"""How far a loss may be from that of one process: another order of the same sums."""
 
 
 def lines(output: Path) -> list[dict[str, Any]]:
@@ -66,51 +63,6 @@ def one(alone: Path, tmp_path: Path) -> dict[int, float]:
     return found
 
 
-def assert_same(found: dict[int, float], one: dict[int, float]) -> None:
-    assert found.keys() == one.keys()
-    assert max(abs(found[step] - one[step]) for step in one) <= CLOSE
-
-
-@pytest.mark.soak  # test_distributed.py stops ranks, and test_train_trees.py a training
-def test_a_signal_at_one_of_two_ranks_saves_and_the_curve_goes_on(
-    tmp_path: Path, one: dict[int, float]
-) -> None:
-    options = ("--output", str(tmp_path), *QUICK, "--accumulate", "2", "--checkpoint-every", "0")
-    run_ranks(2, DISTURBED, "SIGUSR1", "4", *options, expected=75)
-    made = len(lines(tmp_path))
-    # The ranks ask each other after step 7 at the latest.
-    assert 4 <= made <= 7
-
-    # Another number of ranks may take it up.
-    run_ranks(1, PROGRAM, *options)
-
-    # No step was lost or made twice, and those of two ranks are those of one process.
-    assert [line["step"] for line in lines(tmp_path)] == list(range(1, STEPS + 1))
-    assert_same(losses(tmp_path), one)
-
-
-@pytest.mark.soak  # test_train_example.py kills a training, and test_launch.py a rank
-def test_a_killed_rank_is_started_again_and_no_saved_step_is_lost(
-    tmp_path: Path, one: dict[int, float]
-) -> None:
-    options = ("--output", str(tmp_path), *QUICK, "--checkpoint-every", "3")
-    launch = ("launch", "--nproc-per-node", "2", "--max-restarts", "1", "--backend", "gloo")
-    ended = subprocess.run(
-        [*HPCTK, *launch, str(DISTURBED), "SIGKILL", "8", *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-
-    assert ended.returncode == 0, ended.stdout
-    assert_same(losses(tmp_path), one)
-    steps = {n: [line["step"] for line in lines(tmp_path) if line["restart"] == n] for n in (0, 1)}
-    # Of the steps before the kill, what came after the checkpoint of step 6 was made again.
-    assert steps == {0: list(range(1, 8)), 1: list(range(7, STEPS + 1))}
-
-
 def test_what_the_ranks_or_the_device_cannot_do_is_named() -> None:
     args = train_ddp.arguments().parse_args(["--batch-size", "8", "--accumulate", "2"])
 
@@ -142,7 +94,7 @@ def test_a_gpu_trains_with_nccl_in_mixed_precision(
     options = ("--output", str(tmp_path), *QUICK, "--precision", precision)
     launch = ("launch", "--nproc-per-node", "1", "--backend", "nccl")
     ended = subprocess.run(
-        [*HPCTK, *launch, str(PROGRAM), *options, "--gradient-checkpointing"],
+        [*HPCTK, *launch, str(PROGRAM), *options],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,

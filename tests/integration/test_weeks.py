@@ -67,18 +67,14 @@ def test_a_search_is_rehearsed_run_and_extended_by_a_task(shell: Shell) -> None:
     assert len({(row["checkpoint"], row["layer"], row["task"]) for row in scores}) == len(scores)
 
 
-@pytest.mark.soak  # docs/how-to/scaling.md has these commands, test_scaling.py what they measure
+@pytest.mark.soak  # docs/how-to/scaling.md has these commands
 @pytest.mark.torch
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-def test_a_scaling_has_an_advice_and_scripts(shell: Shell) -> None:
-    small = {"SIZES": 1, "MODEL": "decoder-1x32", "TOKENS": 16, "STEPS": 2, "REPEATS": 1}
-
-    printed = run_week(shell, "scaling", **small)
+def test_a_scaling_has_an_advice(shell: Shell) -> None:
+    printed = run_week(shell, "scaling", REPEATS=1)
 
     page = (shell.root / "scaling.md").read_text()
-    assert "accumulate=4" in page
-    assert "price: 2 per GPU-hour" in page
+    assert "| cost per 1,000 samples |" in page
     mine = printed.partition("## mytrain.py")[2]
     assert "efficiency, at least 85% wanted" in mine.partition("\n- ")[0]
     assert "**Use 8** (fair on 8: 88.2% efficiency, at least 85% wanted)" in printed
-    assert printed.count("\n#SBATCH --job-name=scaling-") == 2

@@ -20,7 +20,6 @@ from hpc_toolkit.science.metrics import (
 from hpc_toolkit.science.workloads import onepass
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics, augment
-from tests.tinymodels import alone, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,15 +82,6 @@ def test_values_equal_each_prompt_run_alone_through_the_model(root: str, again: 
         assert value["anisotropy"] == pytest.approx(float(anisotropy(torch.cat(tokens))), abs=1e-5)
         rank = float(effective_rank(means, center=True))
         assert value["effective_rank"] == pytest.approx(rank, rel=1e-5)
-
-
-def test_values_are_strict_json_with_every_metric(root: str) -> None:
-    single = [name for name, metric in METRICS.items() if metric.scope not in ("views", "layers")]
-    prompts = [*PROMPTS, *(f"{prompt} {PROMPTS[0]}" for prompt in PROMPTS)]
-    (value,) = measure(workload(root, metrics=single, prompts=prompts), [2])
-
-    assert set(value) == {"layer", *single}
-    assert json.loads(json.dumps(value, allow_nan=False)) == value
 
 
 def test_one_load_and_one_forward_serve_every_run_of_a_context(root: str) -> None:
@@ -165,56 +155,6 @@ def loaded_mean(loaded: Any, text: str, layer: int) -> Any:
     with torch.inference_mode():
         states = loaded.model(ids, output_hidden_states=True).hidden_states
     return states[layer][0].double().mean(0)
-
-
-def test_views_depend_on_their_seed_alone(root: str) -> None:
-    values = [
-        measure(workload(root, prompts=MORE, metrics=["infonce"], view_seed=seed), [3])
-        for seed in (0, 0, 1)
-    ]
-
-    assert values[0] == values[1] != values[2]
-
-
-def test_prompts_that_are_there_twice_have_equal_rows_and_count_twice(root: str) -> None:
-    names = [name for name in METRICS if name not in ("lidar", "dime", "infonce")]
-    again = [*MORE, *MORE[:9], MORE[0]]
-
-    def context(prompts: list[str], size: int, metrics: list[str]) -> Any:
-        return workload(root, prompts=prompts, metrics=metrics, batch_size=size).load(NAME)
-
-    twice = context(again, 7, names)
-    alone = context(again, 1, names)  # no two texts in a batch: equal prompts are equal anyhow
-    for layer in range(LAYERS):
-        rows = twice._sums[layer].rows()
-        assert (len(rows), len(set(map(tuple, rows.tolist())))) == (35, 25)
-        assert twice.values(layer) == pytest.approx(alone.values(layer), rel=1e-5)
-
-
-def test_layers_behind_the_final_norm_are_those_of_models_cut_off_there(root: str) -> None:
-    measured = measure(workload(root, final_norm="paper"))
-    loaded = load_checkpoint(root, NAME)
-
-    for layer in range(LAYERS):
-        shorter = cut(loaded, layer)
-        tokens = [alone(shorter, loaded.tokenizer(text)["input_ids"]).double() for text in PROMPTS]
-        means = torch.stack([each.mean(0) for each in tokens])
-        entropy = sum(float(METRICS["prompt_entropy"].function(each)) for each in tokens) / 5
-        value = measured[layer]
-        assert value["prompt_entropy"] == pytest.approx(entropy, rel=1e-6, abs=1e-6)
-        assert value["effective_rank"] == pytest.approx(
-            float(effective_rank(means, center=True)), rel=1e-6
-        )
-    assert measured[2] != measure(workload(root))[2]
-
-
-def test_batches_of_so_many_tokens_change_no_value_that_counts(root: str) -> None:
-    plain = measure(workload(root, batch_size=1))
-
-    for value, other in zip(
-        measure(workload(root, batch_size=99, max_batch_tokens=40)), plain, strict=True
-    ):
-        assert value == pytest.approx(other, rel=1e-5)
 
 
 @pytest.mark.parametrize("layer", [5, -1, 1.0, "1", True, None])

@@ -11,28 +11,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from examples import mini_pythia
-from hpc_toolkit.errors import ConfigError, WorkloadError
-from hpc_toolkit.run import Run
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.science.workloads.corpora import evaluation_articles
 from hpc_toolkit.science.workloads.lighteval_tasks import LightevalTasks
 from tests.documents import REPOSITORY
 from tests.integration import lighteval_program
 from tests.integration.blockednetwork import attempts_of, block_network
 
-if TYPE_CHECKING:
-    from tests.integration.realrun import Hpctk
-
 pytest.importorskip("torch")
 LIGHTEVAL = Path(sys.prefix) / "lighteval"
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-installed = pytest.mark.skipif(
-    not LIGHTEVAL.is_dir(), reason="needs lighteval, which .ci/setup puts into .venv/lighteval"
-)
 
 STEPS = (0, 4, 12)
 TOPICS = sorted({article.topic for article in evaluation_articles()})
@@ -171,21 +164,6 @@ def test_common_name_of_tasks_has_their_mean(told: Any) -> None:
     assert both["stderr"] == pytest.approx((errors[0] ** 2 + errors[1] ** 2) ** 0.5 / 2)
 
 
-def test_limit_and_the_metric_of_the_score_are_options(told: Any) -> None:
-    value = told["limited"]
-
-    assert (value["n"], value["documents"], value["num_fewshot"]) == (5, 12, 1)
-    assert value["metric"] == "f1"
-    assert value["score"] == value["f1"]
-
-
-def test_batches_are_halved_when_memory_runs_out(told: Any) -> None:
-    wanted, value, sizes = told["halved"]
-
-    assert value["acc"] == wanted["acc"]
-    assert (sizes[0], sizes[-1]) == (20, 5)
-
-
 @pytest.mark.parametrize(
     ("case", "message", "hint"),
     [
@@ -221,57 +199,3 @@ def test_option_that_is_not_usable_is_refused_when_the_run_is_created(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         LightevalTasks(**options)
-
-
-def test_lighteval_that_is_not_installed_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "lighteval", None)
-    tasks = LightevalTasks()
-
-    for call in (tasks.load, tasks.load_task):
-        with pytest.raises(WorkloadError, match="need the package 'lighteval") as caught:
-            call("mini-s/step0")
-        assert caught.value.hint.endswith(" -m pip install 'hpctk[lighteval]'")
-
-
-CAMPAIGN = """
-name = "light"
-[arms]
-grid = { checkpoint = ["mini-s/step0", "mini-s/step4", "mini-s/step12"] }
-[tasks]
-workload = "hpc_toolkit.science.workloads.lighteval_tasks:LightevalTasks"
-names = ["bbc:topic", "bbc:shouted"]
-options = { root = "checkpoints", custom_tasks = "own.py", limit = 10, bootstrap_iters = 5 }
-[search]
-policy = "random"
-budget = 3
-"""
-
-
-@installed
-def test_campaign_over_checkpoints_and_tasks_runs_without_a_network(
-    hpctk: Hpctk, place: Path, tmp_path: Path
-) -> None:
-    for name in ("checkpoints", "own.py"):
-        (tmp_path / name).symlink_to(place / name)
-    (tmp_path / "light.toml").write_text(CAMPAIGN)
-    (tmp_path / "lacking.toml").write_text(CAMPAIGN.replace('"bbc:shouted"', '"elsewhere"'))
-    environ = environment(tmp_path)
-
-    unready = hpctk("items", "fetch", "lacking.toml", "--offline", env=environ)
-    ended = hpctk("campaign", "run", "light.toml", "--workers", 1, env=environ)
-
-    assert unready.code == 1
-    assert 'data set of "bbc:topic": ready\n' in unready.out
-    assert "task 'elsewhere': its data set is not in the local cache" in unready.out
-    assert "missing: 1 data set\n" in unready.err
-    assert ended.code == 0, ended.err
-    assert attempts_of(tmp_path) == []
-    rows = list(Run.open(tmp_path / "runs/light").results())
-    assert {(row["item"]["checkpoint"], row["item"]["task"]) for row in rows} == {
-        (f"mini-s/step{step}", task) for step in STEPS for task in ("bbc:topic", "bbc:shouted")
-    }
-    for value in (row["value"] for row in rows):
-        assert value["n"] == 10
-        assert value["stderr"] == pytest.approx((value["acc"] * (1 - value["acc"]) / 9) ** 0.5)

@@ -69,28 +69,6 @@ def test_training_of_what_makes_no_sense_is_permanent(
         train(tmp_path, **options)
 
 
-def test_sizes_share_the_tokenizer_and_have_the_layers_they_list(
-    once: Path, tmp_path: Path
-) -> None:
-    train(tmp_path, size="mini-m", steps=[0])
-
-    for root, size in ((once, "mini-s"), (tmp_path, "mini-m")):
-        config = json.loads((root / size / "step0/config.json").read_text())
-        assert config["num_hidden_layers"] + 1 == mini_pythia.LAYERS[size]
-    assert (once / "mini-s/step0/tokenizer.json").read_bytes() == (
-        tmp_path / "mini-m/step0/tokenizer.json"
-    ).read_bytes()
-
-
-def test_prepare_trains_or_writes_the_prompts_as_the_item_says(once: Path, tmp_path: Path) -> None:
-    path = tmp_path / "prompts.txt"
-    item = {"size": "mini-s", "root": str(once), "steps": [0, 1, 3], "texts": 60}
-
-    assert mini_pythia.prepare({"prompts": str(path)}) == {"prompts": mini_pythia.PROMPTS}
-    assert mini_pythia.prepare(item)["loss"] == train(once)["loss"]
-    assert len(path.read_text().splitlines()) == mini_pythia.PROMPTS
-
-
 def test_prompts_are_sentences_that_are_not_trained_on(tmp_path: Path) -> None:
     from hpc_toolkit.science.workloads import corpora
 

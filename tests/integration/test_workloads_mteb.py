@@ -12,20 +12,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from examples import mini_pythia
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.run import Run
-from hpc_toolkit.science.workloads.corpora import evaluation_articles, lee_documents, lee_pairs
-from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
+from hpc_toolkit.science.workloads.corpora import evaluation_articles
 from hpc_toolkit.science.workloads.mteb_tasks import LayerEncoder, MtebTasks, write_results
 from tests.documents import REPOSITORY, read_blocks
-from tests.integration.blockednetwork import attempts_of, block_network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
-    from tests.integration.realrun import Hpctk
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -200,110 +195,6 @@ def test_results_are_read_by_mteb_itself(
         assert found.evaluation_time is not None
 
 
-# A task of a user: real texts with similarities that people judged.
-RATINGS = """
-from datasets import Dataset, DatasetDict
-from mteb.abstasks import AbsTaskSTS
-from mteb.abstasks.task_metadata import TaskMetadata
-
-from hpc_toolkit.science.workloads.corpora import lee_documents, lee_pairs
-
-
-class LeeRatings(AbsTaskSTS):
-    min_score, max_score = 0, 1
-    metadata = TaskMetadata(
-        name="LeeRatings",
-        description="Similarity of news summaries.",
-        type="STS",
-        category="t2t",
-        modalities=["text"],
-        eval_splits=["test"],
-        eval_langs=["eng-Latn"],
-        main_score="cosine_spearman",
-        dataset={"path": "local/lee", "revision": "1"},
-    )
-
-    def load_data(self, **kwargs):
-        texts = lee_documents()
-        rows = [
-            {"sentence1": texts[i], "sentence2": texts[j], "score": score}
-            for i, j, score in lee_pairs()
-        ]
-        self.dataset = DatasetDict(test=Dataset.from_list(rows))
-        self.data_loaded = True
-"""
-
-CAMPAIGN = """
-name = "own"
-[[models]]
-name = "mini-s"
-layers = 4
-size = 64
-steps = [0, 12]
-[tasks]
-names = ["ratings:LeeRatings"]
-options = { root = "checkpoints", max_tokens = 96 }
-[search]
-policy = "random"
-budget = 2
-exhaustive = true
-"""
-
-
-@pytest.mark.soak  # the other tests here score the same tasks without a campaign
-def test_campaign_scores_an_own_task_on_a_trained_checkpoint_without_a_network(
-    hpctk: Hpctk, tmp_path: Path
-) -> None:
-    """The score is the one of a computation without mteb, batches and hpctk's embeddings."""
-    from scipy.stats import spearmanr
-
-    root = tmp_path / "checkpoints"
-    trained = mini_pythia.train(
-        {"size": "mini-s", "root": str(root), "steps": [0, 12], "texts": 200}
-    )
-    assert trained["loss"] < trained["first_loss"]
-    (tmp_path / "ratings.py").write_text(RATINGS)
-    (tmp_path / "own.toml").write_text(CAMPAIGN)
-    environ = block_network(tmp_path)
-    connect = "import socket; socket.create_connection(('192.0.2.1', 9), timeout=1)"
-
-    proof = hpctk("status", env=environ, first=connect)
-    ended = hpctk("campaign", "run", "own.toml", "--workers", 1, env=environ)
-
-    assert "OSError: the network is blocked" in proof.err
-    assert ended.code == 0, ended.err
-    # The only attempt to use the network is the one that proves that it is blocked.
-    assert attempts_of(tmp_path) == ["('192.0.2.1', 9)"]
-    rows = Run.open(tmp_path / "runs/own").results()
-    assert len(rows) == 2 * 5
-    assert {row["item"]["task"] for row in rows} == {"ratings:LeeRatings"}
-    for step in (0, 12):
-        states = naive_states(root / f"mini-s/step{step}", lee_documents(), tokens=96)
-        for row in rows:
-            if row["item"]["checkpoint"] == f"mini-s/step{step}":
-                found = states[row["item"]["layer"]]
-                unit = found / np.linalg.norm(found, axis=1, keepdims=True)
-                cosines = [float(unit[i] @ unit[j]) for i, j, _ in lee_pairs()]
-                wanted = spearmanr(cosines, [score for *_, score in lee_pairs()]).statistic
-                assert row["value"]["score"] == pytest.approx(wanted, abs=1e-5)
-                assert row["value"]["metric"] == "cosine_spearman"
-    assert len({round(row["value"]["score"], 4) for row in rows}) == 10
-
-
-def naive_states(path: Path, texts: Sequence[str], *, tokens: int) -> Any:
-    """Mean hidden states, ``(layers, texts, width)``, of one text at a time, in float64."""
-    from transformers import AutoModel, AutoTokenizer
-
-    model, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    rows = []
-    for text in texts:
-        ids = torch.tensor([tokenizer(text)["input_ids"][:tokens]])
-        with torch.inference_mode():
-            states = model(ids, output_hidden_states=True).hidden_states
-        rows.append(torch.stack([layer[0].double().mean(0) for layer in states]).numpy())
-    return np.stack(rows, axis=1)
-
-
 class Bomb:
     def __init__(self) -> None:
         raise AssertionError("made before it was asked what it is")
@@ -318,11 +209,6 @@ class Bomb:
         ("nowhere:Task", "no module named 'nowhere'", "where the run was created"),
         (f"{__name__}:Bomb", "is not a class of mteb's AbsTask but Bomb", ""),
         (f"{__name__}:value_of", "is not a class of mteb's AbsTask but value_of", ""),
-        (
-            "unasked:Task",
-            "module 'unasked' is not among the workload's own_tasks",
-            "when you create the run",
-        ),
         ("json:JSONDecoder", "module 'json' is not among the workload's own_tasks", ""),
         (None, "task None is not the name", "module:Class"),
     ],
@@ -363,26 +249,6 @@ def test_data_sets_are_fetched_without_a_model_and_those_that_are_missing_named(
     assert tasks.loads == 0
 
 
-def test_data_set_that_is_not_here_is_permanent_only_where_offline_on_purpose(
-    tasks: MtebTasks, context: SharedEmbeddings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub.constants
-    from mteb.mocks import MockSTSTask
-
-    def unreachable(_: object, **__: Any) -> None:
-        msg = "injected"
-        raise ConnectionError(msg)
-
-    monkeypatch.setattr(MockSTSTask, "load_data", unreachable)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(PermanentError, match="not in the local cache, and HF_HUB_OFFLINE is set"):
-        value_of(tasks, context, "mteb.mocks:MockSTSTask")
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(ConnectionError, match="injected"):
-        value_of(tasks, context, "mteb.mocks:MockSTSTask")
-
-
 def test_score_that_is_no_number_fails_the_item_by_name(
     tasks: MtebTasks, context: SharedEmbeddings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,15 +256,3 @@ def test_score_that_is_no_number_fails_the_item_by_name(
 
     with pytest.raises(PermanentError, match="mteb's cosine_spearman is nan"):
         value_of(tasks, context, "mteb.mocks:MockSTSTask")
-
-
-def test_trained_encoder_is_measured_layer_by_layer() -> None:
-    prompts = ["The rain fell in the north.", "Shares rose again on Monday.", "They lost the game."]
-    metrics = LayerMetrics(prompts=prompts, root=str(minilm()))
-    context = metrics.load("model")
-
-    values = list(metrics.run(context, [{"layer": layer} for layer in range(7)]))
-
-    assert [value["layer"] for value in values] == list(range(7))
-    assert all(np.isfinite(list(value.values())).all() for value in values)
-    assert metrics.forwards == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from examples import mini_pythia
-from hpc_toolkit.errors import ConfigError, PermanentError
+from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.science.workloads import corpora
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, quiet_transformers
 from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
@@ -44,7 +44,7 @@ def results(root: str) -> dict[str, Any]:
 
 
 def test_tasks_are_of_every_kind() -> None:
-    assert len(TASKS) == 9
+    assert len(TASKS) == 7
     assert {task.kind for task in TASKS.values()} == set(SCORERS)
 
 
@@ -130,28 +130,7 @@ def test_texts_of_the_tasks_are_not_trained_on() -> None:
     assert len(trained) > 10_000
     assert not set(texts("tweets")) & trained
     assert not set(texts("bbc-headlines")) & stories
-    assert not set(texts("bbc-pairs")) & stories
     assert not set(texts("lee")) & trained
-
-
-def test_pairs_of_headlines_are_of_stories_that_were_filed_twice() -> None:
-    headlines, pairs = corpora.same_story()
-    twins = {(headlines[a], headlines[b]) for a, b, same in pairs if same}
-
-    assert len({(a, b) for a, b, _ in pairs}) == len(pairs) == 436
-    assert all(a < b for a, b, _ in pairs)
-    assert len(twins) == 40
-    assert ("Mandelson warning to BBC", "Mandelson warns BBC on Campbell") in twins
-
-
-def test_candidates_are_of_one_topic_and_hold_the_headlines_own_story() -> None:
-    candidates, relevant = corpora.candidate_stories()
-    topics = [article.topic for article in corpora.evaluation_articles()]
-
-    for number, (rows, right) in enumerate(zip(candidates, relevant, strict=True)):
-        assert len(set(rows)) == 20
-        assert {topics[row] for row in rows} == {topics[number]}
-        assert [row for row, own in zip(rows, right, strict=True) if own] == [number]
 
 
 def test_texts_that_run_out_of_memory_are_embedded_in_smaller_batches(root: str) -> None:
@@ -176,75 +155,3 @@ def test_texts_that_run_out_of_memory_are_embedded_in_smaller_batches(root: str)
     assert tried[-1] <= 8
     assert [tasks.on_oom(context, items) for _ in range(4)] == [True, True, True, False]
     assert tasks.on_oom(None, items) is False
-
-
-def test_embeddings_are_taken_from_the_directory_that_workers_share(
-    root: str, tmp_path: Path, results: dict[str, Any]
-) -> None:
-    items = [{"layer": 2, "task": name} for name in ("lee-similarity", "word-similarity")]
-    first, second = (TextTasks(root=root, cache=str(tmp_path)) for _ in range(2))
-    values = list(first.run(first.load(NAME), items))
-    context = second.load(NAME)
-
-    found = list(second.run(context, items))
-
-    assert found == values == [results["lee-similarity"], results["word-similarity"]]
-    assert context.forwards == 0
-    assert len(list(tmp_path.glob("*/*.npz"))) == 2
-
-
-def test_settings_and_weights_are_in_the_name_of_kept_embeddings(root: str, tmp_path: Path) -> None:
-    import shutil
-
-    shutil.copytree(f"{root}/{NAME}", tmp_path / NAME)
-    options: list[dict[str, Any]] = [
-        {},
-        {"max_tokens": 7},
-        {"final_norm": "paper"},
-        {},
-    ]
-    for number, option in enumerate(options):
-        if number == 3:
-            rewrite_weights(tmp_path / NAME / "model.safetensors")
-        tasks = TextTasks(root=str(tmp_path), cache=str(tmp_path / "cache"), **option)
-        context = tasks.load(NAME)
-
-        list(tasks.run(context, [{"layer": 1, "task": "lee-similarity"}]))
-
-        assert context.forwards == 1
-
-
-def test_layer_behind_the_final_norm_is_that_of_a_model_cut_off_there(root: str) -> None:
-    text = "the rain fell in the north"
-    context = TextTasks(root=root, final_norm="paper").load(NAME)
-    model, ids = context.loaded.model, context.loaded.tokenizer(text)["input_ids"]
-    with torch.inference_mode():
-        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-
-        for layer in range(context.layers):
-            last = layer == context.layers - 1
-            wanted = states[layer] if last else model.final_layer_norm(states[layer])
-            assert np.allclose(context.of([text], layer), wanted.mean(1), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"final_norm": "papr"}, "final_norm: 'papr' is neither raw nor paper"),
-        ({"batch_size": 0}, "batch_size: 0 is not a positive integer"),
-        ({"max_batch_tokens": -1}, "max_batch_tokens: -1 is not a positive integer"),
-        ({"max_tokens": 1.5}, r"max_tokens: 1\.5 is not a positive integer"),
-    ],
-)
-def test_option_that_cannot_be_is_refused_by_its_name(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TextTasks(**options)
-
-
-def rewrite_weights(path: Path) -> None:
-    """Change one number of the weights; the file's size stays."""
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,18 +14,15 @@ import pytest
 from hpc_toolkit.lab.commands import (
     environment,
     install_command,
-    job_logs,
-    job_records,
     missing_programs,
 )
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.settings import LabSettings, lab_paths
 from hpc_toolkit.lab.state import kill_members, members
+from hpc_toolkit.slurm.records import SQUEUE_FIELDS, parse_squeue
 from tests.integration.realrun import HANG_S
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpc_toolkit.lab.state import Member
     from hpc_toolkit.slurm.records import JobRecord
 
@@ -119,7 +117,11 @@ class LabUnderTest:
 
     def records(self, job: str) -> list[JobRecord]:
         """What Slurm knows of a job, one record per task of an array."""
-        return job_records(self.lab.paths, job)
+        argv = ("squeue", "--noheader", "--array", "--states=all", "--jobs", job, "--Format")
+        columns = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
+        records = parse_squeue(self.run(*argv, columns).stdout.encode())
+        assert records, f"squeue does not list job {job}"
+        return records
 
     def state(self, job: str) -> str:
         """PENDING, RUNNING, COMPLETED ...; of the first task of an array."""
@@ -141,8 +143,12 @@ class LabUnderTest:
 
     def output(self, record: JobRecord) -> str:
         """What a job has written so far."""
-        logs = job_logs(self.lab.paths, record.id)
-        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
+        found = self.scontrol("show", "job", "--oneliner", record.id)
+        pairs = re.findall(
+            r" StdErr=(.*?) StdIn=.*? StdOut=(.*?)(?= [A-Z]\w*=|\s*$)", found, re.MULTILINE
+        )
+        logs = dict.fromkeys(Path(name) for err, out in pairs for name in (out, err) if name)
+        return "".join(log.read_text(errors="replace") for log in logs if log.is_file())
 
     def strays(self) -> list[Member]:
         """Processes of the lab that are none of its daemons: those of jobs."""

@@ -1,4 +1,4 @@
-"""Hostile texts as names of runs, labs and jobs, in notebooks, and on the terminal."""
+"""Hostile texts as names of runs, labs and jobs, of executors, and on the terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import notebook
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, check_name
-from hpc_toolkit.notebook.requests import Resources
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.system.terminal import show_error
+from hpc_toolkit.workerjobs import Resources, request, submit
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 from tests.slurm import injection
 from tests.slurm.injection import TEXTS
@@ -301,7 +300,7 @@ def test_hostile_names_and_directories_of_labs_are_refused_or_taken(
         odd.down()
 
 
-# --- notebooks ---
+# --- jobs of an executor ---
 
 
 WORDS = [
@@ -322,7 +321,8 @@ def preview_of(resources: dict[str, Any]) -> str:
     )
     root = Path("previewed")
     run = Run.open(root) if root.exists() else Run.create(root, [{"x": 4}], workload="math:sqrt")
-    return notebook.preview(run, cluster=injection.LAB, **needs, **resources)
+    found: Any = {**needs, **resources}
+    return request(run, None, injection.LAB, found).scripts[0].text
 
 
 @sized
@@ -348,7 +348,7 @@ def test_hostile_resources_of_workers_are_refused_or_read_as_they_are(
         said = str(read.get(option)).replace("gres:", "") if word == "gres" else read.get(option)
         assert said == text, (word, text)
     capsys.readouterr()
-    MEASURED.append(f"hostile words of notebooks taken: {counts}")
+    MEASURED.append(f"hostile words of executors taken: {counts}")
     assert counts["comment"] > 80 // every
     assert {path.name for path in tmp_path.iterdir()} <= {"read.sbatch", "f", "previewed"}
 
@@ -366,13 +366,13 @@ def test_workers_of_a_hostile_run_finish_it(
 
     monkeypatch.chdir(bench.place)
     started = [
-        notebook.submit_workers(run, 1, cluster=injection.LAB, mem="200M", time=5) for run in runs
+        submit(run, request(run, 1, injection.LAB, {"mem": "200M", "time": 5})) for run in runs
     ]
     with pytest.raises(HpcToolkitError, match="--run"):
-        notebook.submit_workers(sleeping(root / "a\ntouch canary\n"), 1, cluster=injection.LAB)
+        request(sleeping(root / "a\ntouch canary\n"), 1, injection.LAB, {})
 
     for run, workers in zip(runs, started, strict=True):
-        for job in workers.jobs:
+        for job in workers:
             assert lab.wait_for(job.job).state == "COMPLETED"
         assert run.status().complete
     assert {path.name for path in bench.place.iterdir()} == {*names, "slurm"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.lab.commands import program, run_script
 from hpc_toolkit.lab.daemons import Host, start_slurmd
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.lab.state import members, read_record
@@ -45,10 +42,6 @@ def printed(lab: LabUnderTest, path: Path, *words: str) -> list[str]:
 def on_node(lab: LabUnderTest, node: str) -> list[str]:
     """The names of a node's processes, without those of finished and starting tools."""
     return sorted(one.name for one in members(lab.lab.paths.token, node))
-
-
-def ignore(_told: object) -> None:
-    """Of a job that is followed, what a test does not look at."""
 
 
 def hpctk(lab: LabUnderTest, command: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -228,83 +221,6 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c '
         assert {"slurmstepd", "bash"} <= set(after) <= {*before, "sleep"}
         self.wait_for_dots(tmp_path / "n3")
         assert lab.state(job) == "RUNNING"
-
-
-def wait_until_cancelled(lab: LabUnderTest, name: str) -> None:
-    """Until the only job of this name has ended; on a busy machine it completes for a while."""
-    states = ("squeue", "-h", "--states=all", f"--name={name}", "-o", "%T")
-    wait_until(lambda: lab.run(*states).stdout == "CANCELLED\n", f"the end of {name}")
-
-
-class TestRun:
-    def test_the_log_is_printed_and_the_jobs_code_is_the_commands(
-        self, lab: LabUnderTest, tmp_path: Path
-    ) -> None:
-        job = script(tmp_path, 'printf "<%s>\\n" "$@"; echo oops >&2; exit 7')
-
-        done = hpctk(lab, "run", job, "a b", "--help", "--name", "$(x)")
-
-        assert done.returncode == 7
-        assert done.stdout == "<a b>\n<--help>\n<--name>\n<$(x)>\noops\n"
-        told = done.stderr.splitlines()
-        assert re.fullmatch(r"job \d+ submitted", told[0])
-        assert re.fullmatch(r"job \d+: FAILED after .*", told[-1])
-
-    def test_a_jobs_end_is_what_a_shell_would_see(self, lab: LabUnderTest, tmp_path: Path) -> None:
-        end = run_script(lab.lab.paths, script(tmp_path, "kill -9 $$"), [], ignore, ignore)
-
-        assert end is not None
-        assert (end.code, end.state) == (137, "FAILED")
-
-    def test_an_interrupt_inside_sbatch_leaves_no_job(
-        self, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """sbatch has asked for the job by then, and is not ended before it knows the number."""
-        slow = tmp_path / "bin/sbatch"
-        slow.parent.mkdir()
-        slow.write_text(
-            f'#!/bin/sh\ntouch {tmp_path}/asked\nsleep 1\nexec {program("sbatch")} "$@"\n'
-        )
-        slow.chmod(0o755)
-        argv = [sys.executable, "-m", "hpc_toolkit", "lab", "run", "--dir", str(lab.directory)]
-        job = script(tmp_path, "sleep 100", "--job-name=interrupted")
-        environ = {**lab.env, "PATH": f"{slow.parent}:{lab.env['PATH']}"}
-        with subprocess.Popen([*argv, str(job)], env=environ, stderr=subprocess.PIPE) as running:
-            while not (tmp_path / "asked").exists():
-                time.sleep(0.01)
-
-            running.send_signal(signal.SIGINT)
-
-            assert running.wait(HANG_S) != 0
-        wait_until_cancelled(lab, "interrupted")
-
-    def test_a_waiting_job_says_why_and_a_log_without_a_place_is_named(
-        self, lab: LabUnderTest, tmp_path: Path
-    ) -> None:
-        (tmp_path / "file").touch()  # Slurm makes directories that are missing, since 23.02
-        text = f"#!/bin/bash\n#SBATCH -o {tmp_path}/file/x.log --begin=now+3\ntrue\n"
-        (tmp_path / "late.sh").write_text(text)
-
-        done = hpctk(lab, "run", tmp_path / "late.sh")
-
-        assert done.returncode == 181
-        assert " waits: BeginTime\n" in done.stderr
-        assert "hint: its log could not be opened: does the directory of --output" in done.stderr
-
-    def test_an_interrupted_run_cancels_its_job(self, lab: LabUnderTest, tmp_path: Path) -> None:
-        argv = [sys.executable, "-m", "hpc_toolkit", "lab", "run", "--dir", lab.directory]
-        job = script(tmp_path, "echo begun; sleep 100")
-        with subprocess.Popen(
-            [*map(str, argv), job], env=lab.env, stdout=subprocess.PIPE, text=True
-        ) as running:
-            assert running.stdout is not None
-            assert running.stdout.readline() == "begun\n", "the log is shown while the job runs"
-
-            running.send_signal(signal.SIGINT)
-
-            assert running.wait(HANG_S) != 0
-        (number,) = (int(log.stem) for log in tmp_path.glob("*.log"))
-        assert lab.wait_for(str(number)).state == "CANCELLED"
 
 
 def elsewhere(lab: LabUnderTest, *words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -256,23 +255,6 @@ def test_down_finds_processes_whose_directory_was_removed(small: LabUnderTest) -
     assert not processes_of(small)
 
 
-@pytest.mark.soak
-def test_a_run_whose_lab_is_taken_down_says_so_at_once(small: LabUnderTest, tmp_path: Path) -> None:
-    small.up()
-    job = script(tmp_path, "echo begun; sleep 100", f"--output={tmp_path}/log")
-    running = hpctk(small, "run", job)
-    assert running.stdout is not None
-    assert running.stdout.readline() == "begun\n"
-
-    small.down()
-    began = time.monotonic()
-    code, _, err = ended(running)
-
-    assert time.monotonic() - began < 50, "Slurm's programs look for a slurm.conf for a minute"
-    assert code == 1
-    assert f"error: the lab in {small.directory} went down before job " in err
-
-
 def test_of_several_downs_at_once_each_ends_well(small: LabUnderTest) -> None:
     small.up()
 
@@ -299,12 +281,12 @@ def test_a_lab_is_not_ended_or_started_from_inside(kept: LabUnderTest) -> None:
 @as_root
 def test_root_uses_no_lab_that_another_user_could_change(kept: LabUnderTest) -> None:
     os.chown(kept.directory, 65534, -1)
-    commands = (["env"], ["run", "x.sh"], ["exec", "true"])
+    commands = (["env"], ["exec", "true"])
 
     found = [ended(hpctk(kept, *command)) for command in commands]
     os.chown(kept.directory, 0, -1)
 
-    assert [(code, out) for code, out, _ in found] == [(1, "")] * 3
+    assert [(code, out) for code, out, _ in found] == [(1, "")] * 2
     assert all("belongs to user 65534, not to you" in err for _, _, err in found)
 
 

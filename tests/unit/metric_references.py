@@ -61,9 +61,9 @@ def anisotropy(z: Array) -> float:
     return float(np.mean([a @ b for i, a in enumerate(u) for j, b in enumerate(u) if i != j]))
 
 
-def _angle(a: Array, b: Array, *, folded: bool = False) -> float:
-    cosine = a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
-    return math.acos(min(1.0, max(-1.0, abs(cosine) if folded else cosine)))
+def _angle(a: Array, b: Array) -> float:
+    cosine = float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+    return math.acos(min(1.0, max(-1.0, cosine)))
 
 
 def curvature(z: Array, variant: str) -> float:
@@ -71,8 +71,7 @@ def curvature(z: Array, variant: str) -> float:
         centred = z - z.mean(axis=0)
         return float(np.mean([_angle(a, b) for a, b in itertools.pairwise(centred)]))
     steps = [b - a for a, b in itertools.pairwise(z)]
-    folded = variant == "difference-abs"
-    return float(np.mean([_angle(a, b, folded=folded) for a, b in itertools.pairwise(steps)]))
+    return float(np.mean([_angle(a, b) for a, b in itertools.pairwise(steps)]))
 
 
 def alpha_req(z: Array, first: int, last: int) -> float:
@@ -122,17 +121,14 @@ def dime(a: Array, b: Array, orders: Iterable[Any]) -> float:
     return float(np.mean(apart)) - joint(k1, k2)
 
 
-def infonce(a: Array, b: Array, temperature: float, variant: str) -> float:
+def infonce(a: Array, b: Array, temperature: float) -> float:
     u, v = ([row / np.linalg.norm(row) for row in rows] for rows in (a, b))
     losses = []
     for first, second in ((u, v), (v, u)):
         for i, row in enumerate(first):
             positive = math.exp(row @ second[i] / temperature)
             others = [other for j, other in enumerate(second) if j != i]
-            if variant == "simclr":
-                others += [other for j, other in enumerate(first) if j != i]
+            others += [other for j, other in enumerate(first) if j != i]
             negative = math.fsum(math.exp(row @ other / temperature) for other in others)
             losses.append(-math.log(positive / (positive + negative)))
-        if variant == "cpc":
-            break
     return float(np.mean(losses))

@@ -26,37 +26,16 @@ def test_settings_that_ray_cannot_give_are_refused(values: dict[str, Any], messa
         RaySettings(**values)
 
 
-@pytest.mark.parametrize(
-    ("address", "environ", "found"),
-    [
-        ("auto", {}, ""),
-        ("auto", {"RAY_ADDRESS": "n1:6379"}, "n1:6379"),
-        ("auto", {"RAY_ADDRESS": "local"}, ""),
-        ("local", {"RAY_ADDRESS": "n1:6379"}, ""),
-        ("10.0.0.1:20001", {}, "10.0.0.1:20001"),
-    ],
-)
-def test_an_address_is_that_of_a_cluster_or_a_local_one(
-    address: str, environ: dict[str, str], found: str
-) -> None:
-    assert RaySettings(address=address).resolve(environ) == found
-
-
 @pytest.mark.parametrize("address", ["n1", ":6379", "n1:0", "n1:99999", "ray://n1:10001", "n1:x"])
 def test_an_address_without_host_and_port_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT, not"):
         RaySettings(address=address).resolve({})
 
 
-def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
-    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}
-
-    with pytest.raises(ConfigError, match="each of the 8 tasks"):
-        RaySettings().resolve(step)
-    assert RaySettings().resolve({**step, "SLURM_STEP_NUM_TASKS": "1"}) == ""
-    assert RaySettings().resolve({**step, "RAY_ADDRESS": "n1:6379"}) == "n1:6379"
-    # The interactive step in which salloc runs a shell.
-    assert RaySettings().resolve({**step, "SLURM_STEP_ID": "4294967290"}) == ""
+def test_the_cluster_is_that_of_the_variable_or_must_be_named() -> None:
+    assert RaySettings().resolve({"RAY_ADDRESS": "n1:6379"}) == "n1:6379"
+    with pytest.raises(ConfigError, match="RAY_ADDRESS is not set"):
+        RaySettings().resolve({})
 
 
 # --- shares and room ---

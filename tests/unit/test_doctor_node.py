@@ -1,4 +1,4 @@
-"""What a node shows doctor: Slurm, GPUs and variables, as the test plays them."""
+"""What a node shows doctor: Slurm and GPUs, as the test plays them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.doctor import node
-from hpc_toolkit.doctor.node import check_variables
 from hpc_toolkit.doctor.sides import Verdict
 from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.system.gpus import ask_driver
@@ -217,14 +216,3 @@ def test_the_check_of_a_clusters_file_warns_and_accepts_it() -> None:
 
     assert (shown.exit_code, shown.stdout) == (0, "./site.toml: ok\n")
     assert shown.stderr.startswith("warning: ./site.toml: NCCL_P2P_LEVEL=NVL: GPUs without NVLink")
-
-
-def test_doctor_reports_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in HARMFUL:
-        monkeypatch.delenv(name, raising=False)
-    assert check_variables() == []
-
-    monkeypatch.setenv("NCCL_TIMEOUT", "1800")
-
-    (found,) = check_variables()
-    assert (found.verdict, found.found) == (Verdict.SLOWER, "NCCL_TIMEOUT=1800")

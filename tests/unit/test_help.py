@@ -197,7 +197,6 @@ DURATIONS = [
     ("launch", "--shutdown-timeout"),
     ("render", "--lease"),
     ("render", "--idle-exit"),
-    ("scaling", "run", "-o", "d", "--sample-cost"),
     ("batch", "work", "--run", "r", "--shrink-every"),
     ("batch", "work", "--run", "r", "--check-within"),
     ("batch", "command", "--check-within"),

@@ -23,7 +23,7 @@ from hpc_toolkit.engines.kubernetes import (
 )
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.render.file import origin
-from tests.hostile import HOSTILE, ODD_BUT_FINE
+from tests.hostile import HOSTILE
 from tests.manifestexamples import EXAMPLES, REQUESTS, rendered
 from tests.manifestrules import check, expanded, objects_of, read
 
@@ -280,18 +280,6 @@ def refusal(kind: Kind, **asked: Any) -> HpcToolkitError | None:
     return None
 
 
-def test_an_odd_text_reaches_the_program_as_it_is() -> None:
-    for text in ODD_BUT_FINE:
-        read_as_meant(
-            request_of(
-                "kubernetes-ddp",
-                env=(("A", text), ("B", f"$(A){text}"), ("C", f"$${text}")),
-                command=("train.py", text, f"$(A){text}", f"$$(A)$(MASTER_ADDR){text}$"),
-                run=f"runs/$(A)$${text}",
-            )
-        )
-
-
 PRINTABLE = st.text(max_size=20).filter(str.isprintable)
 TRICKY = st.one_of(
     PRINTABLE,
@@ -341,28 +329,3 @@ def requests(draw: st.DrawFn) -> ManifestSpec:
 @settings(max_examples=25, deadline=None)
 def test_any_request_is_read_as_it_was_meant(request: ManifestSpec) -> None:
     read_as_meant(request, "1.37")
-
-
-@given(st.lists(TRICKY, min_size=20, max_size=20))
-@settings(max_examples=30, deadline=None)
-def test_no_reader_takes_text_for_anything_else(texts: list[str]) -> None:
-    # Reading asserts that plain text is text in the notation of Kubernetes' own reader.
-    read_as_meant(request_of("kubernetes-ddp", command=("train.py", *texts)))
-
-
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        *((text, f'"{text}"') for text in ("y", "NO", "1e3", "1_000", "0o17", "1:30", "", "a b")),
-        *((text, text) for text in ("yes/", "/no", "a.b-c_d")),
-        ('"\\', r'"\"\\"'),
-        ("\u00fc\u540d\U0001f600", r'"\xFC\u540D\U0001F600"'),
-        ("\u212a", r'"\u212A"'),  # a letter K to a pattern that ignores case
-    ],
-)
-def test_only_text_that_every_reader_takes_for_text_is_left_without_quotes(
-    text: str, written: str
-) -> None:
-    rendered = render_manifest(request_of("kubernetes-ddp", env=(("A", text),)))
-
-    assert f"- name: A\n          value: {written}\n" in rendered

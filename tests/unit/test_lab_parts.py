@@ -14,83 +14,12 @@ from hpc_toolkit.lab.settings import (
     LabPaths,
     LabSettings,
     lab_token,
-    ports_needed,
-    slurm_conf,
 )
 from hpc_toolkit.lab.state import (
     Member,
     make_directory,
     members,
 )
-
-SMALL = LabSettings(nodes=2, gpus_per_node=2, gpu_type="a100")
-PATHS = LabPaths(Path("/tmp/lab"))
-
-SLURM_CONF = """\
-ClusterName=hpctklab
-SlurmctldHost=localhost(127.0.0.1)
-SlurmUser=ada
-SlurmdUser=ada
-AuthType=auth/munge
-CredType=cred/munge
-AuthInfo=socket=/tmp/lab/munge/socket,cred_expire=5
-CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
-SlurmctldPort=17000
-StateSaveLocation=/tmp/lab/state
-SlurmdSpoolDir=/tmp/lab/spool/%n
-SlurmctldPidFile=/tmp/lab/run/slurmctld.pid
-SlurmdPidFile=/tmp/lab/run/slurmd-%n.pid
-SlurmctldLogFile=/tmp/lab/log/slurmctld.log
-SlurmdLogFile=/tmp/lab/log/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-SlurmdParameters=config_overrides
-ReturnToService=1
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-JobRequeue=1
-MaxArraySize=1001
-KillWait=30
-SlurmctldTimeout=30
-SlurmdTimeout=30
-InactiveLimit=0
-MinJobAge=300
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
-PropagateResourceLimitsExcept=MEMLOCK
-MailProg=/bin/true
-FirstJobId=700
-GresTypes=gpu
-NodeName=n[1-2] NodeAddr=127.0.0.1 Port=[17001-17002] CPUs=32 Boards=1 SocketsPerBoard=1 \
-CoresPerSocket=32 ThreadsPerCore=1 RealMemory=192000 Gres=gpu:a100:2
-PartitionName=main Nodes=ALL Default=YES PriorityTier=1 MaxTime=3-00:00:00 State=UP
-PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF MaxTime=3-00:00:00 State=UP
-"""
-
-
-def conf_of(settings: LabSettings) -> str:
-    return slurm_conf(settings, PATHS, port=17000, user="ada", first_job=700)
-
-
-def test_slurm_conf_is_this_text() -> None:
-    assert conf_of(SMALL) == SLURM_CONF
-
-
-def test_accounting_adds_its_lines_and_its_port() -> None:
-    settings = LabSettings(nodes=2, accounting=True)
-
-    more = set(conf_of(settings).splitlines()) - set(conf_of(LabSettings(2)).splitlines())
-
-    assert more == {
-        "AccountingStorageType=accounting_storage/slurmdbd",
-        "AccountingStorageHost=localhost",
-        "AccountingStoragePort=17003",
-        "AccountingStoragePass=/tmp/lab/munge/socket",
-        "JobAcctGatherType=jobacct_gather/linux",
-        "JobAcctGatherFrequency=5",
-    }
-    assert ports_needed(settings) == 4
 
 
 @pytest.mark.parametrize(

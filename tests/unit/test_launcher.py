@@ -83,7 +83,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """What the command line asked of the launcher, which starts nothing."""
     found: list[Request] = []
 
-    def launched(request: Request, *, replace: bool) -> Outcome:
+    def launched(request: Request) -> Outcome:
         found.append(request)
         return Outcome(0)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from html.parser import HTMLParser
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.report.live import StatusDisplay, status_html
+from hpc_toolkit.report.live import status_html
 from hpc_toolkit.report.panel import Bar, Row, headline, one_line, panel
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.results.explain import Failures
@@ -169,29 +167,3 @@ def test_no_value_of_a_run_becomes_a_tag(name: str, reason: str, error: str) -> 
 
     assert Tags(found).tags == plain.tags
     assert printable(f"<script>{reason}") in Tags(found).text
-
-
-def test_a_notebook_gets_one_piece_that_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown: list[tuple[str, str]] = []
-    handle = SimpleNamespace(update=lambda piece: shown.append(("update", piece)))
-
-    def display(piece: str, *, display_id: bool) -> Any:
-        shown.append((f"display {display_id}", piece))
-        return handle
-
-    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
-    monkeypatch.setitem(sys.modules, "IPython", kernel)
-    parts = SimpleNamespace(HTML=str, display=display)
-    monkeypatch.setitem(sys.modules, "IPython.display", parts)
-    one = StatusDisplay()
-
-    one.show(status())
-    one.show(status(rate_per_s=4.0))
-    one.show(status(rate_per_s=4.0, reason="it waits"))
-
-    assert [what for what, _ in shown] == ["display True", "update", "update"]
-    assert "4 items/s" in shown[1][1]
-    assert "it waits" in shown[2][1]
-    assert capsys.readouterr().out == ""

@@ -56,7 +56,6 @@ def interpreter(script: str) -> str:
         (("--env", "X=a$", "--", "echo", "$1", "5$"), ""),
         (("--", "bash", "-c", "echo $HOME"), ""),
         (("--", "/bin/awk", "{print $NF}"), ""),
-        (("--node-cache", "$SLURM_TMPDIR"), ""),
     ],
 )
 def test_a_variable_that_nothing_expands_is_a_warning(words: tuple[str, ...], where: str) -> None:
@@ -195,7 +194,7 @@ def test_every_field_has_an_option_and_every_option_a_field() -> None:
     passed = {name.replace("-", "_") for name in FIELDS}
     assert not named & passed
     # Some set a variable of env.
-    other = {"cluster", "module", "monitor", "node_cache"}
+    other = {"cluster", "module", "monitor"}
     assert (named | passed) - other == known - {"modules", "command"}
 
 

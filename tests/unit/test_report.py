@@ -216,7 +216,7 @@ def busy_run(root: Path, texts: tuple[str, ...] = ("plain",)) -> ToyRun:
 
 
 def test_hostile_text_is_shown_as_text(fast_dir: Path) -> None:
-    markup = ("<script>alert(1)</script>", "</svg><img src=x onerror=alert(1)>", "\x1b[31mred")
+    markup = ("<script>alert(1)</script>", "</svg><img src=x onerror=alert(1)>", "-", "\x1b[31mred")
     toy = busy_run(fast_dir / "run", (*markup, *HOSTILE))
 
     page = report_of(Run.open(toy.root))

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from tests.scripttext import batch_program
+from hpc_toolkit.errors import ConfigError
 from tests.unit import jobcommands
 from tests.unit.test_scaling_records import record
 
@@ -46,38 +45,9 @@ def test_the_exit_code_says_whether_an_efficiency_is_below(
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
-    [
-        (("run", "-o", "d", "--world-sizes", "1,3"), "8 samples do not divide among 3"),
-        (("run", "-o", "d", "--vary", "loader=1"), "'loader' cannot vary"),
-        (("run", "-o", "d", "--time", "10"), "--time is for jobs"),
-        (("run", "-o", "d", "--model", "decoder-1x3"), "'decoder-1x3' is not a decoder"),
-        (("run", "-o", "d", "--force"), "--force is for jobs"),
-        (("run", "-o", "d", "--cluster", "nowhere"), "nowhere"),
-        (("run", "-o", "TABLE/d"), "/d: cannot be written to: Not a directory"),
-        (
-            ("run", "-o", "d", "--slurm", "--price-per-gpu-hour", "3"),
-            "--price-per-gpu-hour is for a table, which jobs have",
-        ),
-    ],
-)
-def test_what_cannot_be_done_is_refused_before_anything_starts(
-    table: str, words: tuple[str, ...], match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    found = scaling(*(word.replace("TABLE", table) for word in words))
-
-    assert isinstance(found.exception, ConfigError | RunError | HpcToolkitError)
-    assert match in str(found.exception)
-    assert not (tmp_path / "d").exists()
-
-
-@pytest.mark.parametrize(
     ("words", "wanted"),
     [
         (("run", "-o", "d", "--backend", "mpi"), "one of nccl, gloo"),
-        (("run", "-o", "d", "--ranks-per-node", "0"), "a number from 1 on"),
         (("analyze", "x.log", "--price-per-gpu-hour", "nan"), "a number from 0 on"),
         (("analyze", "x.log", "--min-efficiency", "inf"), "a number from 0 on"),
     ],
@@ -91,32 +61,23 @@ def test_a_value_that_an_option_cannot_have_is_a_usage_error(
     assert f"Invalid value for '{words[-2]}': '{words[-1]}' is not {wanted}" in found.output
 
 
-def test_an_own_training_is_a_job_for_each_world_size_and_repeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("")
+def test_a_directory_that_cannot_be_written_to_is_refused_before_a_rank_starts(table: str) -> None:
+    found = scaling("run", "-o", f"{table}/d", "x.py")
+
+    assert isinstance(found.exception, ConfigError)
+    assert "/d: cannot be written to: Not a directory" in str(found.exception)
+
+
+def test_what_is_missing_is_measured(tmp_path: Path) -> None:
     (tmp_path / "d/records").mkdir(parents=True)
     known = record(2, 1.0, 1, settings={"arguments": "--lr 1"})
-    (tmp_path / "d/records/world-2-repeat-1.jsonl").write_text(json.dumps(known))
-    words = ("--world-sizes", "1,2", "--repeats", "2", "--gpus-per-node", "2", "--cluster", "lab")
-    own = ("--env", "A=b", "--dry-run", "--", "train.py", "--lr", "1")
+    (tmp_path / "d/records/world-2.jsonl").write_text(json.dumps(known))
+    words = ("run", "-o", tmp_path / "d", "--world-sizes", "1,2", "--repeats", "2", "--dry-run")
 
-    found = scaling("run", "-o", "d", "--resume", "--slurm", *words, *own)
-    refused = scaling("run", "-o", "d", "--slurm", *words, "--model", "decoder-1x32", *own)
+    found = scaling(*words, "--resume", "--", "train.py", "--lr", "1")
+    refused = scaling(*words, "--", "train.py", "--lr", "1")
 
-    assert found.exit_code == 0, found.exception
-    lines = found.stdout.splitlines()
-    assert [line for line in lines if line.startswith("#SBATCH --job-name")] == [
-        f"#SBATCH --job-name=scaling-repeat-{name}" for name in ("0-1", "0-2", "1-1")
+    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == [
+        f"world size {size}, repeat {repeat}" for size, repeat in ((1, 0), (2, 0), (1, 1))
     ]
-    scripts = found.stdout.split("#!/bin/bash")[1:]
-    assert [batch_program(one)[-3:] for one in scripts] == [["train.py", "--lr", "1"]] * 3
-    for name, value in (
-        ("HPCTK_SCALING_RECORDS", tmp_path / "d/records/world-2-repeat-0.jsonl"),
-        ("HPCTK_SCALING_REPEAT", 0),
-        ("HPCTK_SCALING_CLUSTER", "lab"),
-        ("A", "b"),
-    ):
-        assert f"export {name}={value}\n" in scripts[1]
-    assert "--model is for the built-in training" in str(refused.exception)
+    assert "already contains measurements" in str(refused.exception)

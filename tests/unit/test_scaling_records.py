@@ -1,4 +1,4 @@
-"""Records of measurements: what is read of directories, files and logs of pods."""
+"""Records of trainings: what is read of directories, files and logs, and how they compare."""
 
 from __future__ import annotations
 
@@ -7,77 +7,80 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling.analysis import Analysis
-from hpc_toolkit.training.scaling.comparison import compare, judge
-from hpc_toolkit.training.scaling.records import (
-    records_in,
-    series_of,
-)
+from hpc_toolkit.training.scaling.analysis import Comparison, as_markdown, compare
+from hpc_toolkit.training.scaling.recorder import records_in
 
 
 def record(world_size: int, rate: float, repeat: int = 0, **changes: Any) -> dict[str, Any]:
-    """A record as the measured program writes it, with few of its numbers."""
+    """A record as a recorder writes it."""
     plain: dict[str, Any] = {
         "kind": "hpctk.scaling",
         "format": 1,
         "world_size": world_size,
         "nodes": 1,
         "repeat": repeat,
-        "variation": {},
-        "settings": {"model": "decoder-2x64", "batch_size": 8, "weak": False, "repeats": 3},
-        "machine": {"device": "cpu", "cpus": 2, "torch": "2.13.0", "load": 0.1},
+        "settings": {"model": "train.py", "arguments": "", "batch_size": 8, "weak": False},
+        "machine": {"device": "cpu", "cpus": 2},
         "samples_per_s": rate,
         "tokens_per_s": 128 * rate,
         "step_s": {"median": 8 / rate, "p90": 9 / rate},
-        "shares": {"loading": 0.01, "communication": 0.2},
-        "communication": {"exposed_s": 0.1, "all_reduce_s": 0.2, "expected_s": 0.05},
-        "memory": {"rss": 1000, "cuda": 0},
+        "memory": {"rss": 1000},
         "at": 1.0,
     }
     return {**plain, **changes}
 
 
-def lines(*records: dict[str, Any]) -> str:
-    return "".join(json.dumps(one) + "\n" for one in records)
+def compared(rates: dict[int, tuple[float, ...]], minimum: float = 0.85, **more: Any) -> Comparison:
+    """One training with these rates of its repeats."""
+    records = [record(n, rate, i) for n, some in rates.items() for i, rate in enumerate(some)]
+    (found,) = compare(records, minimum=minimum, **more)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("counts", "text"),
+    ("rates", "said", "unsaid"),
     [
-        ({}, ""),
-        ({"trained_parameters": 1024}, "1,024 parameters are trained"),
-        ({"trained_parameters": 10, "parameters": 10}, "10 parameters, all of them trained"),
-        (
-            {"trained_parameters": 1024, "parameters": 47072},
-            "1,024 of 47,072 parameters are trained (2.18%), 46,048 are frozen",
-        ),
+        ({1: (1.0,), 4: (4.8,)}, "on 4 the efficiency is 120.0%, more than the ranks exp", "%%"),
+        ({1: (10.0, 10.0), 2: (16.0, 19.0)}, "differ too much to tell: 80.0% to 95.0%", "%%"),
+        ({1: (10.0, 10.0), 2: (12.0, 16.0)}, "on 2 the efficiency is 70.0%", "differ too much"),
     ],
 )
-def test_trained_and_frozen_parameters_are_on_the_page_and_in_the_data(
-    counts: dict[str, int], text: str
+def test_what_is_odd_about_the_rates_is_among_the_reasons(
+    rates: dict[int, Any], said: str, unsaid: str
 ) -> None:
-    (series,) = series_of([record(size, 10.0 * size, **counts) for size in (1, 2)])
-    comparison = compare(series)
-    analysis = Analysis([(comparison, judge(comparison))])
+    found = " ".join(compared(rates).reasons())
 
-    shown = [line for line in analysis.as_markdown().splitlines() if "parameters" in line]
-
-    assert shown == [f"- {text}"] * bool(text)
-    (found,) = json.loads(analysis.as_json())["series"]
-    assert [counts.items() <= row.items() for row in found["rows"]] == [True, True]
+    assert said in found
+    assert unsaid not in found
 
 
-def test_repeats_become_one_point_and_their_medians_its_details() -> None:
-    odd = {**record(2, 20.0, 1), "memory": {"rss": float("inf")}}
-    (series,) = series_of([record(1, 10.0), record(2, 16.0), odd])
+def test_rows_are_what_the_formulas_say() -> None:
+    found = compared({1: (9.0, 10.0, 11.0), 4: (30.0, 32.0, 40.0)}, price=2.0)
 
-    assert [point.rates for point in series.points] == [(10.0,), (16.0, 20.0)]
-    assert series.points[1].shares == {"communication": 0.2, "loading": 0.01}
-    assert series.points[1].details["all_reduce_s"] == 0.2
-    assert series.points[1].details["tokens_per_s"] == 128 * 18
-    assert series.points[1].details["rss_bytes"] == 1000  # what no float can hold is left out
+    first, row = found.rows
+    assert (row.speedup, row.efficiency) == (3.2, 0.8)
+    assert (row.low, row.high) == (30 / 11 / 4, 40 / 9 / 4)
+    assert row.gpu_hours == pytest.approx(4 * 1000 / 32 / 3600)
+    assert row.cost == row.cost_per_1000 == pytest.approx(2 * row.gpu_hours)
+    assert row.premium == pytest.approx(0.25)
+    assert (first.efficiency, first.low, first.high, first.premium) == (1, 1, 1, 0)
+    assert found.headline.startswith("Use 1, not 4, but measure again: repeats do not agree")
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.1, 1.0))
+def test_the_advice_is_a_world_size_all_of_whose_smaller_ones_are_good_enough(
+    share: float, minimum: float
+) -> None:
+    sizes = (1, 2, 4, 8)
+    found = compared({n: (1 / (share + (1 - share) / n),) for n in sizes}, minimum)
+
+    enough = [row.world_size for row in found.rows if row.efficiency >= minimum]
+    assert found.advised.world_size == max(enough)
+    assert found.below == tuple(n for n in sizes if n not in enough)
 
 
 def test_the_order_of_reading_changes_nothing_and_the_later_of_two_counts() -> None:
@@ -86,9 +89,30 @@ def test_the_order_of_reading_changes_nothing_and_the_later_of_two_counts() -> N
     mixed = [again, *records]
     random.Random(1).shuffle(mixed)
 
-    assert compare(series_of(mixed)[0]) == compare(series_of([*records, again])[0])
-    for order in (mixed, [again, *records], [*records, again]):
-        assert series_of(order)[0].points[1].rates == (5.0, 20.0, 20.0)
+    (found,) = compare(mixed)
+
+    assert compare([*records, again]) == [found]
+    assert (found.rows[1].low, found.rows[1].repeats) == (5.0 / 10 / 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({"trained_parameters": 1024}, "1,024 parameters are trained"),
+        ({"trained_parameters": 10, "parameters": 10}, "10 parameters, all of them trained"),
+        (
+            {"trained_parameters": 1024, "parameters": 47072},
+            "1,024 of 47,072 parameters are trained (2.18%), 46,048 are frozen",
+        ),
+    ],
+)
+def test_trained_and_frozen_parameters_are_on_the_page(counts: dict[str, int], text: str) -> None:
+    odd = {**record(1, 10.0, 1, **counts), "memory": {"rss": float("inf")}}
+
+    found = compare([record(1, 10.0, **counts), odd, record(2, 20.0, **counts)])
+
+    assert f"- {text}" in as_markdown(found).splitlines()
+    assert found[0].rows[0].rss_bytes == 1000  # what no float can hold is left out
 
 
 def test_lines_of_a_pods_log_are_found_behind_prefixes_and_among_other_text() -> None:
@@ -113,12 +137,9 @@ def test_lines_of_a_pods_log_are_found_behind_prefixes_and_among_other_text() ->
         ({"tokens_per_s": float("nan")}, "tokens_per_s is nan"),
         ({"samples_per_s": 10**400}, "samples_per_s is 1000"),
         ({"world_size": 0}, "world_size is 0"),
-        ({"nodes": "2"}, "nodes is '2'"),
         ({"repeat": True}, "repeat is True"),
-        ({"shares": []}, r"shares is \[\]"),
-        ({"shares": {"loading": None}}, "loading is None"),
+        ({"memory": []}, r"memory is \[\]"),
         ({"machine": {"cpus": "2"}}, "cpus is '2'"),
-        ({"variation": {"loader_workers": "2"}}, "loader_workers is '2'"),
     ],
 )
 def test_a_damaged_record_is_named_by_its_line(change: dict[str, Any], match: str) -> None:

@@ -51,7 +51,7 @@ def test_layer_of_a_checkpoint_is_a_model_of_its_own(
 
 
 def test_rows_with_a_score_are_written_and_others_left_out(tmp_path: Path) -> None:
-    item = {"checkpoint": "a/b", "layer": 2, "task": "bbc-same-story"}
+    item = {"checkpoint": "a/b", "layer": 2, "task": "bbc-retrieval"}
     rows: list[dict[str, Any]] = [
         {"item": item, "state": "done", "value": VALUE, "seconds": 1.5},
         {"item": {**item, "layer": 3}, "state": "failed", "value": None, "seconds": 0.1},
@@ -61,12 +61,12 @@ def test_rows_with_a_score_are_written_and_others_left_out(tmp_path: Path) -> No
     assert write_results(rows, tmp_path) == write_results(rows, tmp_path) == 1
 
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
-    assert path == tmp_path / "results/local__a_b/layer2/bbc-same-story.json"
+    assert path == tmp_path / "results/local__a_b/layer2/bbc-retrieval.json"
     written = json.loads(path.read_text())
     assert written["scores"]["test"][0]["main_score"] == 0.5
     assert written["scores"]["test"][0]["ap"] == 0.5
     assert written["scores"]["test"][0]["stderr"] == 0.1
-    assert (written["task_name"], written["evaluation_time"]) == ("bbc-same-story", 1.5)
+    assert (written["task_name"], written["evaluation_time"]) == ("bbc-retrieval", 1.5)
 
 
 def done(checkpoint: str, task: str = "lee", layer: Any = 1, **more: Any) -> dict[str, Any]:

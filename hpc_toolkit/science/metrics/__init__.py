@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.science.metrics.geometry import anisotropy, curvature
-from hpc_toolkit.science.metrics.rows import masked_mean
+from hpc_toolkit.science.metrics.rows import anisotropy, curvature, masked_mean
 from hpc_toolkit.science.metrics.spectrum import (
     alpha_req,
     dime,

@@ -194,10 +194,6 @@ def _mean(values: Tensor, weights: Tensor) -> Tensor:
     return (values * weights).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True)
 
 
-InfoNCEVariant = Literal["simclr", "cpc"]
-"""The choice of negatives: see `infonce`."""
-
-
 def lidar(z: Tensor, *, delta: float = 1e-4) -> Tensor:
     """Effective number of directions that separate inputs, relative to their own augmentations.
 
@@ -295,35 +291,29 @@ def infonce(
     b: Tensor,
     *,
     temperature: float = 0.1,
-    variant: InfoNCEVariant = "simclr",
     center: bool = False,
 ) -> Tensor:
     """Contrastive loss of finding an input's other view among those of all inputs, in nats.
 
     Low is good. The mean of ``log(e^{s+} + sum e^{s-}) - s+``, where ``s`` is the cosine of two
-    rows over ``temperature``, ``s+`` the value for the two views of an input, and ``s-``:
+    rows over ``temperature``, ``s+`` that of the two views of an input, and ``s-`` those of a row
+    with all ``2n - 2`` rows of other inputs. ``a`` and ``b`` are ``(..., n, d)``, the result
+    ``(...)``; ``center`` subtracts each view's mean row first. Range 0 to
+    ``log(1 + m e^{2 / temperature})`` with ``m`` negatives; ``log(1 + m)`` if all rows are equal.
+    Unchanged by rotating both, by scaling rows (with ``center``: by scaling and translating each
+    view) and by reordering inputs. A row without a direction has cosine 0 with all rows. Costs
+    ``n^2 d``, and ``4 n^2`` of memory.
 
-    - ``simclr``: for every row of both views, all ``2n - 2`` rows of other inputs;
-    - ``cpc``: for every row of ``a``, the ``n - 1`` rows of other inputs in ``b``.
+    Source: Chen et al. 2020, arXiv 2002.05709.
 
-    ``a`` and ``b`` are ``(..., n, d)``, the result ``(...)``; ``center`` subtracts each view's mean
-    row first. Range 0 to ``log(1 + m e^{2 / temperature})`` with ``m`` negatives; ``log(1 + m)`` if
-    all rows are equal. Unchanged by rotating both, by scaling rows (with ``center``: by scaling and
-    translating each view) and by reordering inputs. A row without a direction has cosine 0 with all
-    rows. Costs ``n^2 d``, and ``4 n^2`` (``simclr``) or ``n^2`` (``cpc``) of memory.
-
-    Source: van den Oord et al. 2018, arXiv 1807.03748 (``cpc``); Chen et al. 2020, arXiv 2002.05709
-    (``simclr``).
-
-    Raises ValueError: different shapes, fewer than two inputs, an unknown variant, a temperature
-    that is not positive, an unusable matrix.
+    Raises ValueError: different shapes, fewer than two inputs, a temperature that is not positive,
+    an unusable matrix.
     """
     import torch
 
     if a.shape != b.shape:
         msg = f"two views need the same shape, got {tuple(a.shape)} and {tuple(b.shape)}"
         raise ValueError(msg)
-    require_known("variant", variant, InfoNCEVariant)
     if a.shape[-2] < 2:
         msg = f"needs at least 2 inputs, got {a.shape[-2]}: there is no other one to tell apart"
         raise ValueError(msg)
@@ -331,11 +321,8 @@ def infonce(
         raise ValueError(f"a temperature is positive and finite, got {temperature!r}")
     u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
     positive = (u * v).sum(-1) / temperature
-    if variant == "cpc":
-        pairs = u @ v.mT / temperature
-    else:
-        rows = torch.cat([u, v], dim=-2)
-        pairs = rows @ rows.mT / temperature
-        pairs.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # no row is its own negative
-        positive = torch.cat([positive, positive], dim=-1)
+    rows = torch.cat([u, v], dim=-2)
+    pairs = rows @ rows.mT / temperature
+    pairs.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # no row is its own negative
+    positive = torch.cat([positive, positive], dim=-1)
     return (pairs.logsumexp(-1) - positive).clamp_min(0.0).mean(-1)

@@ -15,11 +15,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, PermanentError
-from hpc_toolkit.science.workloads import checkpointfiles
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -27,6 +27,83 @@ if TYPE_CHECKING:
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of a model's weights; ``auto`` is the type in which they were saved."""
+SETTINGS = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.tiktoken",
+    "*.codes",
+    "*.spm",
+    "*.tokenizer",
+)
+"""Files of the configuration and of any kind of tokenizer."""
+
+WEIGHTS, PICKLED_WEIGHTS = ("*.safetensors",), ("pytorch_model*.bin",)
+"""Weights on the hub, and of a revision without them the pickled ones."""
+
+# In transformers' order: it loads the first file that exists, whatever other files there are.
+_WHOLE_OR_INDEX = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def checkpoint_files(directory: Path) -> list[str]:
+    """Return the names of the files that loading a checkpoint reads, sorted.
+
+    These are the settings, the tokenizer, and the set of weights that transformers chooses: a
+    trainer also leaves its optimizer, its random state and often a second copy of the weights.
+    Raises PermanentError: an index of weights is damaged, or leads out of the directory. Raises
+    OSError: the directory cannot be read.
+    """
+    settings = {
+        path.name
+        for path in directory.iterdir()
+        if not path.name.startswith(".")
+        and any(fnmatchcase(path.name, pattern) for pattern in SETTINGS)
+        and path.is_file()
+    }
+    return sorted(settings.union(weight_names(directory)))
+
+
+def weight_names(directory: Path) -> list[str]:
+    """Return the names of the weights that transformers loads, whether the files exist or not.
+
+    Raises PermanentError: the index that names them is damaged, or leads out of the directory.
+    """
+    for name in _WHOLE_OR_INDEX:
+        if (directory / name).is_file():
+            return _shards(directory / name) if name.endswith(".json") else [name]
+    return [_WHOLE_OR_INDEX[0]]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint.
+
+    Raises PermanentError: the file is missing, or not a JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PermanentError(f"{path}: missing, so this is not a checkpoint") from None
+    except ValueError as error:
+        raise PermanentError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise PermanentError(f"{path}: holds {type(content).__name__}, not an object")
+    return content
+
+
+def _shards(index: Path) -> list[str]:
+    named = read_object(index).get("weight_map")
+    names = list(named.values()) if isinstance(named, dict) else []
+    paths = [PurePosixPath(name) for name in names if isinstance(name, str)]
+    inside = all(path.parts and not path.is_absolute() and ".." not in path.parts for path in paths)
+    if not names or len(paths) < len(names) or not inside:
+        raise PermanentError(f"{index}: its weight_map does not name files of this checkpoint")
+    return sorted(set(names))
 
 
 def require_layer(item: dict[str, Any], layers: int, checkpoint: str) -> int:
@@ -96,14 +173,13 @@ def load_checkpoint(
 ) -> LoadedModel:
     """Load ``<root>/<checkpoint>``, or ``name@revision`` from the hub or its local cache.
 
-    ``head``: as a causal model with its language-model head. If the node has a cache, its files are
-    read through the cache; see `nodecache`. Raises PermanentError: names the file or tensor that is
-    missing, damaged or does not fit the model.
+    ``head``: as a causal model with its language-model head. Raises PermanentError: names the file
+    or tensor that is missing, damaged or does not fit the model.
     """
     directory = locate(root, checkpoint)
     verify(directory)
-    with checkpointfiles.local_copy(directory) as copy, quiet_transformers():
-        return _load(copy, directory, checkpoint, head=head, dtype=dtype)
+    with quiet_transformers():
+        return _load(directory, checkpoint, head=head, dtype=dtype)
 
 
 def locate(root: str | Path, checkpoint: str) -> Path:
@@ -125,8 +201,8 @@ def verify(directory: Path) -> None:
     Reads a few kilobytes: the header of each safetensors file gives the length of the file. Raises
     PermanentError: names the file.
     """
-    checkpointfiles.read_object(directory / "config.json")
-    for path in (directory / name for name in checkpointfiles.weight_names(directory)):
+    read_object(directory / "config.json")
+    for path in (directory / name for name in weight_names(directory)):
         if not path.is_file():
             msg = f"{path}: weights are missing"
             raise PermanentError(msg, hint="the checkpoint is incomplete; save it again")
@@ -177,9 +253,9 @@ def _download(name: str, revision: str) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
 
     try:
-        directory = fetch(*checkpointfiles.SETTINGS, *checkpointfiles.WEIGHTS)
-        if not all((directory / one).is_file() for one in checkpointfiles.weight_names(directory)):
-            directory = fetch(*checkpointfiles.SETTINGS, *checkpointfiles.PICKLED_WEIGHTS)
+        directory = fetch(*SETTINGS, *WEIGHTS)
+        if not all((directory / one).is_file() for one in weight_names(directory)):
+            directory = fetch(*SETTINGS, *PICKLED_WEIGHTS)
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         msg = f"{name}@{revision}: the hub has no such revision: {_first_line(error)}"
         raise PermanentError(msg) from error
@@ -191,14 +267,14 @@ def _download(name: str, revision: str) -> Path:
     return directory
 
 
-def _load(copy: Path, directory: Path, checkpoint: str, *, head: bool, dtype: Dtype) -> LoadedModel:
+def _load(directory: Path, checkpoint: str, *, head: bool, dtype: Dtype) -> LoadedModel:
     from safetensors import SafetensorError
     from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     kind = AutoModelForCausalLM if head else AutoModel
     try:
-        tokenizer = AutoTokenizer.from_pretrained(copy)
-        model, report = kind.from_pretrained(copy, dtype=dtype, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        model, report = kind.from_pretrained(directory, dtype=dtype, output_loading_info=True)
     except (ValueError, KeyError, SafetensorError) as error:
         raise PermanentError(f"{directory}: cannot be loaded: {_first_line(error)}") from error
     lost = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
@@ -234,7 +310,7 @@ _CHUNK = 2**20
 
 
 def prefetch_checkpoint(root: str | Path, checkpoint: str) -> None:
-    """Copy a checkpoint to the node's cache, or without one into the kernel's page cache.
+    """Read a checkpoint into the kernel's page cache.
 
     It may be called from another thread than the computing one, soon before the checkpoint is
     loaded or never. It does not import torch, and its buffer is one mebibyte. Errors are ignored:
@@ -242,10 +318,8 @@ def prefetch_checkpoint(root: str | Path, checkpoint: str) -> None:
     """
     with contextlib.suppress(HpcToolkitError, OSError):
         directory = locate(root, checkpoint)
-        with checkpointfiles.local_copy(directory) as copy:
-            if copy == directory:
-                for file in checkpointfiles.checkpoint_files(directory):
-                    _read_ahead(directory / file.name)
+        for name in checkpoint_files(directory):
+            _read_ahead(directory / name)
 
 
 def _read_ahead(path: Path) -> None:

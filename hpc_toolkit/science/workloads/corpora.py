@@ -29,9 +29,6 @@ _LEAD_CHARACTERS = 400
 _LONG_SENTENCE = 40  # characters; two stories can share shorter sentences by chance
 _BBC_PER_TOPIC = 100
 _TWEETS_PER_SENTIMENT = 300
-_SHARED_SENTENCES = 3
-_OTHERS_PER_TWIN = 10
-_CANDIDATES = 20
 _SURE = 0.65  # share of the annotators that must agree on a tweet
 
 
@@ -79,58 +76,6 @@ def evaluation_articles() -> tuple[Article, ...]:
         if is_held_out(article.headline):
             by_topic[article.topic].append(article)
     return tuple(a for topic in sorted(by_topic) for a in by_topic[topic][:_BBC_PER_TOPIC])
-
-
-@cache
-def same_story() -> tuple[tuple[str, ...], tuple[tuple[int, int, bool], ...]]:
-    """Return headlines, and pairs of them: two filings of one BBC story, or two different stories.
-
-    The two filings share at least three long sentences, or half of the shorter filing's long
-    sentences. For each of these pairs there are up to ten pairs of the first headline with another
-    headline of its topic. None of the stories is used for training.
-    """
-    articles = bbc_articles()
-    twins = _filed_again(articles)
-    headlines: dict[str, int] = {}
-    pairs: dict[tuple[int, int], bool] = {}
-
-    def add(one: Article, other: Article, same: bool) -> None:
-        rows = [headlines.setdefault(a.headline, len(headlines)) for a in (one, other)]
-        pairs.setdefault((min(rows), max(rows)), same)
-
-    for one, other in twins:
-        add(one, other, same=True)
-    related = {frozenset((one.headline, other.headline)) for one, other in twins}
-    for number, (one, _) in enumerate(twins):
-        others = [a for a in evaluation_articles() if a.topic == one.topic and a is not one]
-        for k in range(_OTHERS_PER_TWIN):
-            other = others[(number * _OTHERS_PER_TWIN + k) % len(others)]
-            if frozenset((one.headline, other.headline)) not in related:
-                add(one, other, same=False)
-    return tuple(headlines), tuple((a, b, same) for (a, b), same in pairs.items())
-
-
-@cache
-def candidate_stories() -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[bool, ...], ...]]:
-    """Return 20 candidate stories for each of `evaluation_articles`, and which one is right.
-
-    Candidates are indices of stories of the same topic, the story itself included. Two filings of
-    one story are never candidates of each other.
-    """
-    articles = evaluation_articles()
-    related = {frozenset(pair) for pair in _filed_again(articles)}
-    candidates = []
-    for number, article in enumerate(articles):
-        others = [
-            k
-            for k, other in enumerate(articles)
-            if other.topic == article.topic and frozenset((article, other)) not in related
-        ]
-        at = others.index(number)
-        chosen = {others[(at + 1 + k) % len(others)] for k in range(_CANDIDATES - 1)} | {number}
-        candidates.append(tuple(sorted(chosen)))
-    relevant = tuple(tuple(k == i for k in rows) for i, rows in enumerate(candidates))
-    return tuple(candidates), relevant
 
 
 @cache
@@ -216,25 +161,6 @@ def package_path(package: str, relative: str) -> Path:
         msg = f"{path}: missing, so this is not the expected version of {package}"
         raise WorkloadError(msg, hint=hint)
     return path
-
-
-def _filed_again(articles: tuple[Article, ...]) -> list[tuple[Article, Article]]:
-    """Return pairs of filings of one story within a topic, of which at least one is held out."""
-    sentences = [set(_long_sentences(article.body)) for article in articles]
-    found: dict[str, list[int]] = defaultdict(list)
-    shared: dict[tuple[int, int], int] = defaultdict(int)
-    for number, own in enumerate(sentences):
-        for sentence in sorted(own):
-            for earlier in found[sentence]:
-                shared[earlier, number] += 1
-            found[sentence].append(number)
-    return [
-        (articles[i], articles[j])
-        for (i, j), count in sorted(shared.items())
-        if count >= min(_SHARED_SENTENCES, len(sentences[i]) / 2, len(sentences[j]) / 2)
-        and articles[i].topic == articles[j].topic
-        and (is_held_out(articles[i].headline) or is_held_out(articles[j].headline))
-    ]
 
 
 def _long_sentences(text: str) -> list[str]:

@@ -23,8 +23,7 @@ import numpy as np
 
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.science.workloads import onepass
-from hpc_toolkit.science.workloads.checkpointfiles import checkpoint_files, local_copy
-from hpc_toolkit.science.workloads.checkpoints import LoadedModel, locate
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel, checkpoint_files, locate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,10 +159,10 @@ def digest_of_checkpoint(directory: Path) -> str:
     Reads all of these files once, just after the model was loaded from them.
     """
     digest = hashlib.sha256()
-    for one in checkpoint_files(directory):
-        with (directory / one.name).open("rb") as file:
+    for name in checkpoint_files(directory):
+        with (directory / name).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{one.name}\0{content}\n".encode())
+        digest.update(f"{name}\0{content}\n".encode())
     return digest.hexdigest()
 
 
@@ -234,10 +233,8 @@ class EmbeddedTexts(onepass.OfCheckpoints):
     def _identity(self, loaded: LoadedModel) -> Mapping[str, Any]:
         import transformers
 
-        with local_copy(locate(self._root, loaded.name)) as directory:
-            checkpoint = digest_of_checkpoint(directory)
         return {
-            "checkpoint": checkpoint,
+            "checkpoint": digest_of_checkpoint(locate(self._root, loaded.name)),
             "max_tokens": self._max_tokens,
             "pooling": "mean",
             "final_norm": self._final_norm,

@@ -19,8 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, PermanentError, WorkloadError, describe
-from hpc_toolkit.science.workloads.checkpointfiles import PICKLED_WEIGHTS, SETTINGS, WEIGHTS
-from hpc_toolkit.science.workloads.checkpoints import locate, verify
+from hpc_toolkit.science.workloads.checkpoints import (
+    PICKLED_WEIGHTS,
+    SETTINGS,
+    WEIGHTS,
+    locate,
+    verify,
+)
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.quantities import format_size
 from hpc_toolkit.system.ranks import RankInfo

@@ -1,4 +1,4 @@
-"""The tasks stage: score one layer's embeddings of real texts on six kinds of labelled tasks.
+"""The tasks stage: score one layer's embeddings of real texts on four kinds of labelled tasks.
 
 The scores are deterministic: arrays in, numbers out. The standard errors estimate the variation
 over other texts of the same kind; for clustering, only the variation over repetitions. Cosines are
@@ -111,72 +111,6 @@ def retrieval(queries: np.ndarray, documents: np.ndarray) -> Score:
     return _mean(gains, len(gains))
 
 
-def pair_classification(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, bool]]) -> Score:
-    """Average precision of centred cosines in separating the True pairs from the others.
-
-    Chance is the share of True pairs, which is also the score of equal embeddings: tied pairs count
-    together. mteb's ``max_ap`` is the maximum of this value over several similarities.
-
-    The standard error is the infinitesimal jackknife's, in which pairs that share a text depend on
-    each other (Aronow, Samii & Assenova 2015, Political Analysis 23). Raises ValueError: the pairs
-    are all True, or all False.
-    """
-    first, second, truth = np.array(pairs, dtype=np.int64).T
-    if truth.min() == truth.max():
-        raise ValueError(f"all {len(truth)} pairs are {bool(truth[0])}: both kinds are needed")
-    unit = _directions(embeddings)
-    score, influence = _average_precision((unit[first] * unit[second]).sum(1), truth)
-    by_text = np.zeros(int(max(first.max(), second.max())) + 1)
-    for texts in (first, second):
-        np.add.at(by_text, texts, influence)
-    independent = float(influence @ influence)
-    variance = float(by_text @ by_text) - independent
-    return Score(score, math.sqrt(max(variance, independent)), len(truth))
-
-
-def reranking(
-    queries: np.ndarray,
-    documents: np.ndarray,
-    candidates: Sequence[Sequence[int]],
-    relevant: Sequence[Sequence[bool | int]],
-) -> Score:
-    """Mean average precision of each query's own candidates, ordered by centred cosine.
-
-    Query ``i`` ranks the documents ``candidates[i]``, of which those marked in ``relevant[i]`` are
-    right. A candidate that ties with a relevant one ranks before it, so equal embeddings give the
-    worst order. If one candidate is right, this is the mean reciprocal rank. Raises ValueError: a
-    query without a relevant candidate.
-    """
-    asked, offered = _directions(queries), _directions(documents)
-    precisions = []
-    for number, (rows, right) in enumerate(zip(candidates, relevant, strict=True)):
-        if not any(right):
-            raise ValueError(f"query {number} has no relevant candidate")
-        cosines = np.round(offered[list(rows)] @ asked[number], 12)
-        truth = np.asarray(right, dtype=bool)
-        hits = truth[np.lexsort((truth, -cosines))]
-        places = np.flatnonzero(hits) + 1
-        precisions.append(float(np.mean(np.arange(1, len(places) + 1) / places)))
-    return _mean(precisions, len(precisions))
-
-
-def _average_precision(scores: np.ndarray, truth: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the average precision, and its derivative by each pair's weight ``(n,)``."""
-    # The index of each pair's score among the distinct scores, highest first.
-    _, which = np.unique(-np.round(scores, 12), return_inverse=True)
-    true_here = np.bincount(which, weights=truth)
-    above = np.cumsum(np.bincount(which))
-    precision = np.cumsum(true_here) / above
-    right = float(truth.sum())
-    score = float(precision @ true_here) / right
-    # A pair contributes to the precision at its own score and at all lower scores.
-    share = np.cumsum((true_here / above)[::-1])[::-1]
-    loss = np.cumsum((true_here / above * precision)[::-1])[::-1]
-    own = truth * (precision[which] - score)
-    influence: np.ndarray = (own + truth * share[which] - loss[which]) / right
-    return score, influence
-
-
 def _mean(values: np.ndarray | list[float], n: int) -> Score:
     stderr = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Score(float(np.mean(values)), stderr, n)
@@ -216,8 +150,7 @@ class TextTask:
     text_sets: tuple[str, ...]
     """Names in `TEXT_SETS`; tasks that name the same set share its embeddings."""
     gold: Callable[[], Any]
-    """Returns the labels, the rated or labelled pairs, or the candidates and which of them are
-    right; None if document i answers query i."""
+    """Returns the labels, or the rated pairs; None if document i answers query i."""
 
 
 TEXT_SETS: dict[str, Callable[[], list[str]]] = {
@@ -226,7 +159,6 @@ TEXT_SETS: dict[str, Callable[[], list[str]]] = {
     "tweets": lambda: [text for _, text in corpora.evaluation_tweets()],
     "lee": lambda: list(corpora.lee_documents()),
     "words": lambda: list(corpora.rated_words()[0]),
-    "bbc-pairs": lambda: list(corpora.same_story()[0]),
 }
 
 
@@ -246,12 +178,6 @@ TASKS: dict[str, TextTask] = {
     "lee-similarity": TextTask("similarity", ("lee",), corpora.lee_pairs),
     "word-similarity": TextTask("similarity", ("words",), lambda: corpora.rated_words()[1]),
     "bbc-retrieval": TextTask("retrieval", ("bbc-headlines", "bbc-leads"), lambda: None),
-    "bbc-same-story": TextTask(
-        "pair-classification", ("bbc-pairs",), lambda: corpora.same_story()[1]
-    ),
-    "bbc-reranking": TextTask(
-        "reranking", ("bbc-headlines", "bbc-leads"), corpora.candidate_stories
-    ),
 }
 """The evaluation tasks by name, which docs/how-to/representations.md describes."""
 
@@ -288,9 +214,7 @@ SCORERS: dict[str, tuple[str, Callable[[list[np.ndarray], Any], Score]]] = {
     "classification": ("accuracy", lambda x, labels: classification(x[0], labels)),
     "clustering": ("v_measure", lambda x, labels: clustering(x[0], labels)),
     "similarity": ("spearman", lambda x, pairs: similarity(x[0], pairs)),
-    "pair-classification": ("ap", lambda x, pairs: pair_classification(x[0], pairs)),
     "retrieval": ("ndcg@10", lambda x, _: retrieval(x[0], x[1])),
-    "reranking": ("map", lambda x, gold: reranking(x[0], x[1], *gold)),
 }
 """The metric of each kind, and the function that computes it from embeddings and gold."""
 

@@ -10,23 +10,17 @@ from __future__ import annotations
 from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.training.distributed.batches import (
     ResumableSampler,
-    Scaled,
     accumulating,
-    gradient_checkpointing,
-    scaled,
     unwrapped,
     wrap_model,
 )
 from hpc_toolkit.training.distributed.checkpoints import Checkpoints, Restored, StopSignal
 from hpc_toolkit.training.distributed.group import (
     DistributedInfo,
-    all_gather,
     all_reduce,
-    broadcast,
     get_distributed_info,
     leave,
     process_group,
-    rank_logging,
 )
 
 __all__ = [
@@ -35,18 +29,12 @@ __all__ = [
     "DistributedInfo",
     "Restored",
     "ResumableSampler",
-    "Scaled",
     "StopSignal",
     "accumulating",
-    "all_gather",
     "all_reduce",
-    "broadcast",
     "get_distributed_info",
-    "gradient_checkpointing",
     "leave",
     "process_group",
-    "rank_logging",
-    "scaled",
     "unwrapped",
     "wrap_model",
 ]

@@ -1,13 +1,9 @@
-"""Batches of several ranks: their samples, the learning rate for the global batch, and torch's
-DistributedDataParallel for the forward and backward passes.
-"""
+"""Batches of several ranks: their samples, and torch's DistributedDataParallel for their passes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import HpcToolkitError, near_miss
@@ -112,55 +108,6 @@ class ResumableSampler:
         return iter(rest[rank::size])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
-    """A global batch and the learning rate for it."""
-
-    global_batch: int
-    """Samples per optimizer step, over all ranks and all accumulated passes."""
-    learning_rate: float
-    """The rate after the warm-up."""
-    base_rate: float
-    """The rate for the base batch, at which the warm-up begins."""
-
-    def warmed_up(self, step: int, steps: int) -> float:
-        """Return the rate of step ``step`` (from 0), which rises linearly for ``steps`` steps."""
-        share = min(1.0, step / steps) if steps > 0 else 1.0
-        return self.base_rate + (self.learning_rate - self.base_rate) * share
-
-
-def scaled(
-    batch_per_rank: int,
-    base_rate: float,
-    base_batch: int,
-    world_size: int,
-    *,
-    accumulation: int = 1,
-) -> Scaled:
-    """Scale a learning rate with the batch: k times the batch, k times the rate.
-
-    ``base_rate`` must be known to work for ``base_batch`` samples per step. The rule and the
-    warm-up are from Goyal et al. 2017 (arXiv:1706.02677), who warm up over the first 5 epochs and
-    tested SGD with momentum on ImageNet up to 8,192 images per step. It may not hold beyond that:
-    larger batches and AdamW often need less than the linear rate.
-
-    Raises HpcToolkitError if a number is not positive.
-    """
-    sizes = {
-        "batch_per_rank": batch_per_rank,
-        "base_rate": base_rate,
-        "base_batch": base_batch,
-        "world_size": world_size,
-        "accumulation": accumulation,
-    }
-    for name, value in sizes.items():
-        if value <= 0:
-            raise HpcToolkitError(f"{name} must be above 0, not {value}")
-    batch = batch_per_rank * world_size * accumulation
-    rate = base_rate * batch / base_batch
-    return Scaled(global_batch=batch, learning_rate=rate, base_rate=base_rate)
-
-
 def wrap_model(model: nn.Module, **options: Any) -> nn.Module:
     """Move a model to this rank's device and average its gradients over the ranks.
 
@@ -202,37 +149,3 @@ def accumulating(
         raise HpcToolkitError(msg)
     no_sync = getattr(model, "no_sync", None)
     return no_sync() if no_sync is not None and passed < every - 1 else contextlib.nullcontext()
-
-
-def gradient_checkpointing(model: nn.Module) -> str:
-    """Recompute activations in the backward pass instead of keeping them; return the method used.
-
-    Call it before `wrap_model`. A model of transformers has ``gradient_checkpointing_enable``
-    ("transformers"). In any other model, each module of the longest ModuleList runs under
-    ``torch.utils.checkpoint.checkpoint`` ("torch"); its output must depend only on its arguments
-    and weights. Both are non-reentrant, so that unused arguments and DDP work.
-
-    Raises HpcToolkitError if the model has neither.
-    """
-    from torch import nn
-
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    if enable is not None:
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return "transformers"
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    blocks = max(lists, key=len, default=())
-    if not len(blocks):
-        msg = f"{type(model).__name__} has no list of blocks whose activations could be left out"
-        raise HpcToolkitError(msg, hint="put its blocks into a torch.nn.ModuleList")
-    for block in blocks:
-        block.forward = partial(_recomputed, block, block.forward)
-    return "torch"
-
-
-def _recomputed(block: nn.Module, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    from torch.utils.checkpoint import checkpoint
-
-    if not block.training:
-        return plain(*args, **kwargs)
-    return checkpoint(plain, *args, use_reentrant=False, **kwargs)

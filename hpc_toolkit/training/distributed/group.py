@@ -1,4 +1,4 @@
-"""Which rank of a training this process is, its process group and collectives, and its log file."""
+"""Which rank of a training this process is, its process group, and sums over all ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
@@ -251,72 +250,5 @@ def all_reduce(tensor: Tensor, op: Literal["sum", "average"] = "sum") -> Tensor:
     return result / world_size() if op == "average" else result
 
 
-def all_gather(tensor: Tensor) -> Tensor:
-    """Return the ranks' tensors, stacked in rank order (torch.distributed.all_gather)."""
-    import torch
-
-    own = tensor.detach().contiguous()
-    if world_size() == 1:
-        return own.clone().unsqueeze(0)
-    import torch.distributed as dist
-
-    parts = [torch.empty_like(own) for _ in range(world_size())]
-    dist.all_gather(parts, own)
-    return torch.stack(parts)
-
-
-def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
-    """Return the tensor of rank ``source`` (torch.distributed.broadcast)."""
-    result = tensor.detach().clone()
-    if not 0 <= source < world_size():
-        msg = f"rank {source} cannot send: there are {world_size()} ranks"
-        raise HpcToolkitError(msg, hint="ranks are numbered from 0")
-    if world_size() > 1:
-        import torch.distributed as dist
-
-        dist.broadcast(result, source)
-    return result
-
-
 LOGGER = "hpc_toolkit.training.distributed"
 """The logger for this package's messages about checkpoints and signals."""
-
-
-def rank_logging(directory: str | Path, *, level: int = logging.INFO) -> logging.Logger:
-    """Also send the root logger's messages to ``directory/rank-<rank>.log``; return the logger.
-
-    Lines are appended, also after a restart, and look like ``2026-01-31T18:00:00.123Z rank 3/8
-    restart 0 INFO message``. Each line of a longer message, such as a traceback, has this prefix.
-    A second call switches to another file. Output on stdout or stderr is not included, and nothing
-    is synced to disk.
-    """
-    info = get_distributed_info()
-    path = Path(directory) / f"rank-{info.rank}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    root = logging.getLogger()
-    for old in [one for one in root.handlers if isinstance(one, _RankHandler)]:
-        root.removeHandler(old)
-        old.close()
-    handler = _RankHandler(path, encoding="utf-8")
-    handler.setFormatter(_RankFormatter(info))
-    handler.setLevel(level)
-    root.addHandler(handler)
-    if root.getEffectiveLevel() > level:
-        root.setLevel(level)
-    return root
-
-
-class _RankHandler(logging.FileHandler):
-    """A class of its own, so that a second call replaces only this package's handler."""
-
-
-class _RankFormatter(logging.Formatter):
-    def __init__(self, info: DistributedInfo) -> None:
-        super().__init__("%(message)s")
-        self._rank = f"rank {info.rank}/{info.world_size} restart {info.restart}"
-
-    def format(self, record: logging.LogRecord) -> str:
-        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        front = f"{second}.{int(record.msecs):03d}Z {self._rank} {record.levelname} "
-        lines = super().format(record).splitlines() or [""]
-        return "\n".join(front + line for line in lines)

@@ -15,9 +15,8 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -44,15 +43,12 @@ from hpc_toolkit.training.progress import (
 )
 
 
-def launch(request: Request, *, replace: bool = False) -> Outcome:
-    """Start the ranks of this node, or become one of them, and wait until they have ended.
+def launch(request: Request) -> Outcome:
+    """Start the ranks of this node and wait until they have ended; this process does nothing else.
 
-    Args:
-        request: the script and its options.
-        replace: this process has no other purpose. If srun started every rank, it becomes one
-            and does not return; otherwise signals do not end it once the outcome is known.
-
-    Raises HpcToolkitError if the launch cannot start; nothing was started.
+    If srun started every rank, it becomes one and does not return. Otherwise signals do not end it
+    once the outcome is known. Raises HpcToolkitError if the launch cannot start; nothing was
+    started.
     """
     plan = planned(request)
     if importlib.util.find_spec("torch") is None:
@@ -60,14 +56,10 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
         raise ConfigError(message, hint=how_to_add(extra="torch"))
     environ = {**os.environ, **surroundings(plan, os.environ)}
     if plan.form == "task":
-        if not replace:
-            message = "srun has started every rank here, so 'hpctk launch' has nothing to start"
-            hint = "start one task per node with srun, or call the script directly"
-            raise ConfigError(message, hint=hint)
         become(command(request), {**environ, **join_ranks(plan)})
     if told := plans.left_out(request, plan):
         sys.stderr.write(f"warning: {told}\n")
-    return run_agent(plan, command(request), environ, last=replace)
+    return run_agent(plan, command(request), environ)
 
 
 def planned(request: Request) -> Plan:
@@ -181,12 +173,11 @@ class SignalCameError(HpcToolkitError):
     """A signal came that ends the launch; its exit code is 128 + the signal's number."""
 
 
-def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, last: bool) -> Outcome:
+def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str]) -> Outcome:
     """Start the ranks of this node and wait until they have ended for good.
 
-    With ``last`` this process does nothing afterwards. Signals then stay ignored once the outcome
-    is known, so that the exit code reports how the ranks ended. Children of ranks that have ended
-    are then ended as well; in a program with other children they could not be told apart.
+    Signals stay ignored once the outcome is known, so that the exit code reports how the ranks
+    ended. Children of ranks that have ended are ended as well.
 
     Raises ConfigError if no directory can be made for the logs.
     """
@@ -195,11 +186,10 @@ def run_agent(plan: Plan, command: list[str], environ: Mapping[str, str], *, las
     if not temporary and plan.nodes == 1:
         # An earlier launch in the same step has the same name.
         directory = make_next(directory)
-    if last:
-        adopt_orphans()
-    agent = Agent(plan, command, environ, directory, adopts=last)
+    adopt_orphans()
+    agent = Agent(plan, command, environ, directory)
     with contextlib.ExitStack() as stack:
-        ignore_signals = stack.enter_context(signals(agent.warn, last=last))
+        ignore_signals = signals(agent.warn)
         stack.callback(agent.end)
         try:
             outcome = agent.run(stack)
@@ -224,8 +214,6 @@ class Agent:
     command: list[str]
     environ: Mapping[str, str]
     directory: Path
-    adopts: bool = False
-    """Whether this process becomes the parent of orphans."""
     rounds: Rounds | None = None
     ranks: Ranks | None = None
     """The ranks of this round; None while the nodes meet."""
@@ -238,9 +226,7 @@ class Agent:
         while outcome is None:
             self.ranks = None
             place = rounds.join()
-            self.ranks = ranks = Ranks(
-                plan, self.directory, place, restart=rounds.number, adopts=self.adopts
-            )
+            self.ranks = ranks = Ranks(plan, self.directory, place, restart=rounds.number)
             ranks.start(self.command, self.environ)
             patience_s = plan.shutdown_timeout_s
             outcome = watch(ranks, rounds, max_restarts=plan.max_restarts, patience_s=patience_s)
@@ -356,17 +342,11 @@ def _stopped(error: HpcToolkitError | OSError) -> Outcome:
     return Outcome(TRY_AGAIN, HpcToolkitError(message, hint="fix that, and start it again"))
 
 
-@contextlib.contextmanager
-def signals(warn: Callable[[int], None], *, last: bool) -> Iterator[Callable[[], None]]:
+def signals(warn: Callable[[int], None]) -> Callable[[], None]:
     """Call ``warn`` on a warning signal; raise SignalCameError on one that ends the launch.
 
-    Yield a function that ignores all of them from then on, for when only the exit is left. The
-    earlier handlers are restored afterwards, unless the process does nothing else (``last``).
-    Outside the main thread, which alone gets signals, nothing changes.
+    Return a function that ignores all of them from then on, for when only the exit is left.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
 
     def end(number: int, _frame: object) -> None:
         for ending in ENDING:
@@ -377,18 +357,13 @@ def signals(warn: Callable[[int], None], *, last: bool) -> Iterator[Callable[[],
         raise came
 
     def ignore() -> None:
-        for number in before:
+        for number in (*ENDING, *WARNINGS):
             signal.signal(number, signal.SIG_IGN)
 
-    before = {number: signal.getsignal(number) for number in (*ENDING, *WARNINGS)}
     for number in WARNINGS:
         signal.signal(number, lambda number, _frame: warn(number))
     for number in ENDING:
         # nohup has SIGHUP ignored, so that the launch outlives the terminal.
-        if number != signal.SIGHUP or before[number] is not signal.SIG_IGN:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
-    try:
-        yield ignore
-    finally:
-        for number, handler in before.items() if not last else ():
-            signal.signal(number, handler)
+    return ignore

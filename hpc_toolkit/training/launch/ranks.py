@@ -75,15 +75,13 @@ def streams_of(streams: int | str, local: int) -> int:
 class Ranks:
     """The ranks of this node in one round."""
 
-    def __init__(
-        self, plan: Plan, directory: Path, place: Place, *, restart: int, adopts: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, directory: Path, place: Place, *, restart: int) -> None:
         """Prepare to start them; the files of their output are in ``directory``.
 
-        With ``adopts`` this process gets orphans: each new child of it belongs to a rank.
+        This process gets orphans: each new child of it belongs to a rank.
         """
-        self._plan, self._directory, self._adopts = plan, directory, adopts
-        self._others = descendants(os.getpid()) if adopts else []
+        self._plan, self._directory = plan, directory
+        self._others = descendants(os.getpid())
         self._place, self._restart = place, restart
         self._processes: list[subprocess.Popen[bytes]] = []
         self._terminal = _Terminal()
@@ -156,22 +154,18 @@ class Ranks:
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         # Adopted orphans would stay zombies as long as the launch.
         with suppress(ChildProcessError):
-            while self._adopts and (it := os.waitid(os.P_ALL, 0, how)) and it.si_pid not in known:
+            while (it := os.waitid(os.P_ALL, 0, how)) and it.si_pid not in known:
                 os.waitpid(it.si_pid, 0)
         return codes
 
     def _groups(self) -> set[int]:
-        """Return the process groups in which ranks and their descendants run.
-
-        Without ``adopts``, those of ranks that have ended are left out: they have other parents.
-        """
+        """Return the process groups in which ranks and their descendants run."""
         running = [process.pid for process in self._processes if process.poll() is None]
         others = {pid for one in self._others for pid in (one, *descendants(one))}
         groups = set(running)
-        for root in [os.getpid()] if self._adopts else running:
-            for pid in {*descendants(root)} - others:
-                with suppress(ProcessLookupError):
-                    groups.add(os.getpgid(pid))
+        for pid in {*descendants(os.getpid())} - others:
+            with suppress(ProcessLookupError):
+                groups.add(os.getpgid(pid))
         return groups - {os.getpgrp()}
 
     def warn(self, number: int) -> None:

@@ -1,26 +1,22 @@
-"""Requests for workers, their jobs, and the jobs of an executor. No Slurm is asked."""
+"""Jobs of an executor: their requests, and what is sent. No Slurm is asked."""
 
 from __future__ import annotations
 
 import math
-import subprocess
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_toolkit import Executor, notebook
+from hpc_toolkit import Executor
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.notebook.requests import Resources
 from hpc_toolkit.run import Run
-from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.clusters.facts import load_cluster
-from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.slurm.render.spec import ScriptSpec, option
 from hpc_toolkit.slurm.render.values import PASSED
-from hpc_toolkit.submit.jobs import read_jobs
-from tests.fakesbatch import KeptJobs
+from hpc_toolkit.workerjobs import Resources, request
+from tests.fakesbatch import KeptJobs, options
 from tests.fakeslurm import Programs, pending_line
 from tests.unit.test_futures import answer
 
@@ -58,7 +54,7 @@ def test_a_control_character_is_refused_in_every_word(value: str, run: Run) -> N
         resources: Any = {word: value}
         where = "--sbatch" if word.replace("_", "-") in PASSED else option(word)
         with pytest.raises(HpcToolkitError, match=where):
-            notebook.preview(run, cluster=SITE, **resources)
+            request(run, None, SITE, resources)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +76,6 @@ def test_a_control_character_is_refused_in_every_word(value: str, run: Run) -> N
         (None, {"time": "4-00:00:00"}, "--time", ""),
         (6, {"gpus_per_node": 4}, "n: 6 workers are not 1 node x 4 ranks", ""),
         (8, {"nodes": 1, "ntasks_per_node": 4}, "n: 8 workers are not 1 node x 4 ranks", ""),
-        (3, {"gpus_per_node": 2, "array": True}, "n: 3 workers are not", ""),
         (0, {}, "n: 0 is not a number", ""),
         (True, {}, "n: True is not a number", ""),
         (2, {"nodes": "2"}, "--nodes: '2'", ""),
@@ -91,9 +86,8 @@ def test_a_request_that_no_job_could_have_is_refused(
     n: Any, resources: Any, match: str, hint: str, run: Run
 ) -> None:
     with pytest.raises(HpcToolkitError, match=match) as error:
-        notebook.submit_workers(run, n, cluster=SITE, **resources)
+        request(run, n, SITE, resources)
     assert hint in error.value.hint
-    assert read_jobs(run.paths) == []
 
 
 def test_an_executor_sends_each_request_once(
@@ -102,12 +96,12 @@ def test_an_executor_sends_each_request_once(
     def started() -> Executor:
         return Executor(tmp_path / "calls")
 
-    request: Any = {"cluster": SITE, "nodes": 2, "gpus_per_node": 4}
+    asked: Any = {"cluster": SITE, "nodes": 2, "gpus_per_node": 4}
     first = started()
     with pytest.raises(HpcToolkitError, match="--gpus-per-node: 5 is more than lab has"):
         first.slurm(cluster=SITE, gpus_per_node=5)
-    jobs = first.slurm(**request)
-    assert [job.job for job in jobs.jobs] == ["100"]
+    jobs = first.slurm(**asked)
+    assert [job.job for job in jobs] == ["100"]
     (script,) = sbatch.options()
     assert (script["nodes"], script["ntasks-per-node"]) == ("2", "4")
     calls = first.map(math.sqrt, [4, 9])
@@ -120,9 +114,9 @@ def test_an_executor_sends_each_request_once(
     programs.answer("scancel", "")
     programs.answer("squeue", pending_line("100"))
     again = started()
-    assert [job.job for job in again.slurm(**request).jobs] == ["100"]
+    assert [job.job for job in again.slurm(**asked)] == ["100"]
     programs.answer("squeue", "\n".join(map(pending_line, ("100", "101"))))
-    assert [job.job for job in again.slurm(**request, again=True).jobs] == ["100", "101"]
+    assert [job.job for job in again.slurm(**asked, again=True)] == ["100", "101"]
     assert len(programs.calls("sbatch")) == 1
     future = again.submit(math.sqrt, 9)
     answer(tmp_path / "calls", 9, value=3.0)
@@ -132,11 +126,11 @@ def test_an_executor_sends_each_request_once(
 
     programs.answer("squeue", "")
     third = started()
-    jobs = third.slurm(**request)
+    jobs = third.slurm(**asked)
     assert third.submit(math.sqrt, 4).result() == 2.0
-    assert jobs.jobs == []  # nothing to do
+    assert jobs == []  # nothing to do
     third.submit(math.sqrt, 16)
-    assert [job.job for job in jobs.jobs] == ["101"]
+    assert [job.job for job in jobs] == ["101"]
     third.shutdown(cancel_futures=True)
 
 
@@ -151,59 +145,9 @@ def test_an_executor_sends_each_request_once(
     ],
 )
 def test_workers_are_ranks_of_one_job(
-    n: int, resources: Any, shape: tuple[int, int], run: Run, sbatch: KeptJobs
+    n: int, resources: Any, shape: tuple[int, int], run: Run
 ) -> None:
-    jobs = notebook.submit_workers(run, n, cluster=SITE, **resources)
+    (script,) = request(run, n, SITE, resources).scripts
 
-    (script,) = sbatch.options()
-    assert (int(script["nodes"]), int(script["ntasks-per-node"])) == shape
-    assert len(jobs.jobs) == 1
-
-
-def test_a_notebook_cancels_no_job_that_bears_another_name(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with monkeypatch.context() as patch:
-        (tmp_path / "kept").mkdir()
-        KeptJobs(tmp_path / "kept", patch)
-        notebook.submit_workers(run, 1, cluster=SITE, job_name="mine")
-        notebook.submit_workers(run, 2, cluster=SITE, job_name="mine", array=True)
-        jobs = notebook.WorkerJobs.open(run)
-    programs = Programs(tmp_path, monkeypatch)
-    lines = [
-        pending_line("100", Name="somebody\x1b[2Jelses"),
-        pending_line("102", ArrayJobID="101", JobArrayID="101_0", Name="mine"),
-        pending_line("101", ArrayJobID="101", JobArrayID="101_1", Name="mine"),
-    ]
-    programs.answer("squeue", "\n".join(lines))
-    programs.answer("scancel", "")
-
-    jobs.cancel()
-
-    assert programs.calls("scancel") == ["101"]
-    said = r"job 100 was not cancelled: it is called somebody\x1b[2Jelses, not mine"
-    assert said in capsys.readouterr().err
-
-
-def test_jobs_show_themselves_with_everything_escaped(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = notebook.submit_workers(run, 1, cluster=SITE)
-    hostile = "<script>alert(1)</script>"
-    record = JobRecord(id="100", state=hostile)
-    monkeypatch.setattr(slurm, "job_states", lambda ids, **_: dict.fromkeys(ids, record))
-
-    shown = jobs._repr_html_()
-
-    assert hostile not in shown
-    assert "&lt;script&gt;" in shown
-
-
-def test_what_is_previewed_is_what_is_sent(run: Run, sbatch: KeptJobs) -> None:
-    request: Any = {"cluster": SITE, "nodes": 2, "gpus_per_node": 2, "time": 30}
-
-    shown = notebook.preview(run, **request)
-    notebook.submit_workers(run, **request)
-
-    assert sbatch.script().rstrip() == shown.rstrip()
-    assert subprocess.run(["bash", "-n"], input=shown, text=True, check=False).returncode == 0
+    found = options(script.text)
+    assert (int(found["nodes"]), int(found["ntasks-per-node"])) == shape

@@ -244,6 +244,24 @@ def test_uneven_ranks_need_every_node(slurm: FakeSlurm) -> None:
     assert not [call for call in slurm.calls("srun") if "work" in call]
 
 
+def test_one_rank_is_the_only_task_of_the_job_and_needs_every_node(slurm: FakeSlurm) -> None:
+    slurm.environ["SLURM_NTASKS_PER_NODE"] = "4"
+    script = script_of(slurm, one_rank=True, workers_per_task=3, cpus_per_task=6)
+    code, output = slurm.run(script)
+
+    assert code == 0, output
+    assert "#SBATCH --no-kill" not in script
+    step = slurm.calls("srun")[-1]
+    assert {"--nodes=1", "--ntasks=1", "--ntasks-per-node=1"} <= set(step)
+    assert step[-2:] == ["demo", "--workers=3"]
+
+    slurm.answer(preflight_code=1, ready="n2: ready: 4 GPUs")
+    code, output = slurm.run(script)
+
+    assert code == 1
+    assert "error: a node failed the preflight: see above" in output
+
+
 def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
     (slurm.root / HOSTILE_NAME / "run").mkdir()
     run = f"{HOSTILE_NAME}/run"

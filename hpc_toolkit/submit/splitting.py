@@ -107,7 +107,7 @@ def _asked(submission: Submission, shape: Shape) -> dict[Shape, float]:
     found: dict[Shape, float] = {}
     try:
         assert submission.request is not None
-        check_number(shape.jobs, submission.request[1], "--split")
+        check_number(shape.jobs, *submission.request, "--split")
         found[shape] = at = _start(_of_shape(submission, shape))
         left_s = at - time.time()
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

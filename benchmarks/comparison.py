@@ -6,17 +6,15 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from replay import Asks, ScoreTable, Trace, replay
 
 from hpc_toolkit.bandit import asktell
-from hpc_toolkit.bandit.rules.gp import OptunaTpe
 from hpc_toolkit.errors import ConfigError
 
-KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
+KEPT = ("name", "arms", "seed", "tasks", "stop")
 """Arguments of ``make_policy`` that a comparison sets itself."""
 
 
@@ -75,8 +73,6 @@ def entrants(text: str) -> list[Entrant]:
     """
     words: list[str] = []
     installed = [*asktell.RULES, *asktell.TASK_RULES]
-    if find_spec("optuna") is None:
-        installed.remove(OptunaTpe.name)
     for word in text.split(","):
         words += installed if word.strip() == "all" else [word.strip()]
     for word in words:

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/time_left.py examples/boosting.toml --workers 2 --every 4
 
-At each moment it asks 'hpctk status', 'hpctk plan' and 'hpctk campaign status', which must agree.
+At each moment it asks 'hpctk status' and 'hpctk plan', which must agree.
 The time that it took is until the last result. Moments before the first evaluation have no
 forecast.
 """
@@ -34,10 +34,10 @@ def moment(run: Path) -> tuple[float, list[tuple[float, float, float]]]:
     at = time.time()
     status = asked("status", str(run), "--json", "--no-slurm")
     plan = asked("plan", str(run), "--json").get("now") or {"time_s": {}}
-    both = [status, asked("campaign", "status", str(run), "--json").get("status", {})]
-    found = [tuple(one.get(key) for key in ("eta_low_s", "eta_s", "eta_high_s")) for one in both]
+    keys = ("eta_low_s", "eta_s", "eta_high_s")
+    found: list[tuple[Any, ...]] = [tuple(status.get(key) for key in keys)]
     found.append(tuple(plan["time_s"].get(key) for key in ("low", "median", "high")))
-    return at, [one for one in found if None not in one]
+    return at, [(one[0], one[1], one[2]) for one in found if None not in one]
 
 
 def last_result(run: Path) -> float:

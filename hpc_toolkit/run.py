@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
@@ -22,7 +23,6 @@ from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.timeleft import Countdown
-    from hpc_toolkit.results.snapshots import Snapshot
     from hpc_toolkit.results.status import Beside, Status
     from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.rundir.valuefiles import Values
@@ -159,35 +159,6 @@ class Run:
         manifest = replace(manifest, stages=(spec,))
         return create_run(Path(root), manifest, {"items": lines}, sealed=not open_end)
 
-    @classmethod
-    def restore(
-        cls,
-        root: str | Path,
-        snapshot: Snapshot,
-        *,
-        changes: dict[str, Any] | None = None,
-        open_end: bool | None = None,
-        copy_code: bool = False,
-    ) -> Run:
-        """Create a run from a snapshot's items; items that were done stay done, others are pending.
-
-        ``changes`` are fields of :class:`StageSpec` that replace the snapshot's. ``open_end`` says
-        whether items can be added; None: as in the snapshot. All else is as in :meth:`create`.
-        """
-        from hpc_toolkit.results.snapshots import import_results, note_origin
-        from hpc_toolkit.worker.arguments import with_items
-        from hpc_toolkit.worker.loading import new_manifest
-
-        stage = replace(snapshot.manifest.stages[0], **(changes or {}))
-        manifest = new_manifest(root, stage, copy_code=copy_code)
-        decide = "workload" in (changes or {})
-        stage, lines = with_items(manifest.stages[0], snapshot.usable, decide=decide)
-        manifest = replace(manifest, stages=(stage,))
-        note_origin(manifest, snapshot)
-        sealed = snapshot.sealed if open_end is None else not open_end
-        fill = partial(import_results, stage=stage, rows=snapshot.kept)
-        return create_run(Path(root), manifest, {stage.name: lines}, sealed=sealed, fill=fill)
-
     def add(self, items: Iterable[Item], *, stage: str = "items") -> None:
         """Add items to an open stage; each must be new.
 
@@ -319,19 +290,18 @@ class Run:
         with writing(self.root):
             return gather(self.view, spec.name, partial=partial)
 
-    def snapshot(self) -> Snapshot:
-        """The items and results so far, even while workers run; RunError for a campaign.
-
-        This publishes the table of a complete run, as :meth:`results` does.
-        """
-        from hpc_toolkit.results.snapshots import make_snapshot
-
+    def items(self) -> list[Item]:
+        """The items of a run with one list, in the order in which they were given."""
         if self.manifest.campaign is not None or any(one.after for one in self.manifest.stages):
-            message = f"{self.root} has several stages, or items that follow others: no snapshot"
+            message = f"{self.root} has several stages, or items that follow others"
             raise RunError(message, hint=f"'hpctk gather {self.root} --stage NAME' writes its rows")
-        rows = self.table(partial=True).rows
-        log = self.view.stages[self.manifest.stages[0].name].log
-        return make_snapshot(self.manifest, log, rows)
+        self.view.poll_logs()
+        (stage,) = self.view.stages.values()
+        found: list[Item] = []
+        for segment in stage.log.segments.values():
+            numbered = zip(map(segment.number, range(segment.count)), segment.items(), strict=True)
+            found += [json.loads(line) for _, line in sorted(numbered)]
+        return found
 
     def retry(self, *, match: str = "", item: str | None = None) -> int:
         """Give failed items a full budget of attempts again; return how many.
@@ -385,15 +355,11 @@ def create_run(
     items: Mapping[str, list[Item] | ItemLines],
     *,
     sealed: bool,
-    fill: Callable[[RunPaths], None] = lambda _: None,
 ) -> Run:
     """Create a run as :func:`hpc_toolkit.queue.creation.create_directory` does."""
     from hpc_toolkit.queue.creation import create_directory
     from hpc_toolkit.worker.code import copy_code
 
-    def fill_all(paths: RunPaths) -> None:
-        copy_code(paths, manifest)
-        fill(paths)
-
-    create_directory(root, manifest, items, sealed=sealed, fill=fill_all)
+    fill = partial(copy_code, manifest=manifest)
+    create_directory(root, manifest, items, sealed=sealed, fill=fill)
     return Run(root, manifest)

@@ -448,8 +448,16 @@ MUTANTS = (
         "R17",
         "what is in the log is made again",
         "queue/following.py",
-        "                if (entry, position) in self._made:\n",
-        "                if (entry, -1) in self._made:\n",
+        "                if (entry, position) not in self._made\n",
+        "                if (entry, -1) not in self._made\n",
+        ("test_following.py",),
+    ),
+    Mutant(
+        "R17",
+        "what another worker added meanwhile is added again",
+        "queue/following.py",
+        "        return self._made.isdisjoint(origins)\n",
+        "        return True\n",
         ("test_following.py",),
     ),
     Mutant(

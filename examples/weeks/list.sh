@@ -46,8 +46,7 @@ hpctk init runs/long --workload bench:iterate --count "$COUNT" --key seed
 timeout -s KILL 2 hpctk work runs/long --workers "$WORKERS" || true
 hpctk status runs/long
 hpctk work runs/long --workers "$WORKERS"
-hpctk gather runs/long --check --unique seed
-hpctk snapshot runs/long -o long.json
+hpctk gather runs/long -o long.csv
 
 # Thursday. The same on a cluster: how long on how many nodes, and what does the job request?
 hpctk init runs/cluster --workload bench:iterate --count "$COUNT" --key seed

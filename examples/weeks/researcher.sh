@@ -73,5 +73,5 @@ hpctk campaign plan more.toml --workers $((NODES * GPUS))
 hpctk campaign run more.toml --run runs/more --workers 2
 
 # Friday. The best layer, the last layers beside it, and a table for the paper.
-hpctk campaign status runs/more
+hpctk status runs/more
 hpctk gather runs/more -o scores.csv

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
-from hpc_toolkit.bandit.asktell import Policy, ask_within, make_policy
+from hpc_toolkit.bandit.asktell import Policy, StopRules, ask_within, make_policy
 from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet
-from hpc_toolkit.bandit.stopping import StopRules
 
 __all__ = [
     "Arm",

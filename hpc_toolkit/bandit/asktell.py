@@ -11,20 +11,29 @@ from typing import Any
 import numpy as np
 
 from hpc_toolkit.bandit.arms import ArmTable
-from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet, look_up
-from hpc_toolkit.bandit.rewards import (
-    OF_EACH_ARM,
-    WORDS,
-    Reward,
-    check_scalariser,
-    gaps_of,
-    rewards_of,
+from hpc_toolkit.bandit.gp import EACH, GpEi, GpUcb
+from hpc_toolkit.bandit.policy import (
+    Floats,
+    Observation,
+    Proposal,
+    Pull,
+    Recommendation,
+    TaskSet,
+    look_up,
 )
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, RandomOrder, Rule, TaskResults
-from hpc_toolkit.bandit.rules.gp import EACH, GpEi, GpUcb, OptunaTpe
-from hpc_toolkit.bandit.rules.racing import Racing
-from hpc_toolkit.bandit.stopping import StopRules
+from hpc_toolkit.bandit.racing import Racing
+from hpc_toolkit.bandit.rewards import Reward, gaps_of, rewards_of
+from hpc_toolkit.bandit.rule import (
+    TIE_DECIMALS,
+    Finalists,
+    History,
+    RandomOrder,
+    Rule,
+    TaskResults,
+    checked_number,
+)
 from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.system.quantities import counted, format_duration
 
 TIE_STDERRS = 2.0
 """On one task, arms within this many combined standard errors of the best are ties."""
@@ -46,6 +55,76 @@ def merged(known: Observation, more: Observation) -> Observation:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """Rules that end a search; None turns a rule off. Raises ConfigError for invalid values.
+
+    Pending pulls count as spent, so that the asks of a batch stay within a budget too. A pull that
+    exceeds a budget while it runs is still finished.
+    """
+
+    pulls: int | None = None
+    """Different arms that were requested, on any tasks; failed arms count as well."""
+    evaluations: int | None = None
+    """Evaluations of an arm on a task."""
+    gpu_s: float | None = None
+    """Worker seconds: told durations plus the expected durations of pending evaluations."""
+    wall_s: float | None = None
+    """Seconds since the search began, as passed to ``Policy.stop``."""
+
+    def __post_init__(self) -> None:
+        for name, hint in (
+            ("pulls", "a whole number, 0 or more"),
+            ("evaluations", "a whole number, 0 or more"),
+            ("gpu_s", "seconds, 0 or more"),
+            ("wall_s", "seconds, 0 or more"),
+        ):
+            if (value := getattr(self, name)) is not None:
+                whole, where = name in ("pulls", "evaluations"), f"stop: {name}"
+                value = checked_number(where, value, low=0, whole=whole, hint=hint)
+                object.__setattr__(self, name, value)
+
+    def reason(self, history: History, *, wall_s: float = 0.0) -> str | None:
+        """Describe the rule that holds now, with its numbers; None: no rule holds."""
+        asked = history.results.asked
+        if self.pulls is not None and (arms := int(asked.any(axis=1).sum())) >= self.pulls:
+            return f"requested {counted(arms, 'arm')}, the budget is {self.pulls}"
+        if self.evaluations is not None and (count := int(asked.sum())) >= self.evaluations:
+            return f"requested {counted(count, 'evaluation')}, the budget is {self.evaluations}"
+        if self.gpu_s is not None and (spent := seconds_spent(history)) >= self.gpu_s:
+            used, most = format_duration(spent), format_duration(self.gpu_s)
+            return f"requested {used} of GPU time, the budget is {most}"
+        if self.wall_s is not None and wall_s >= self.wall_s:
+            passed, most = format_duration(wall_s), format_duration(self.wall_s)
+            return f"{passed} have passed, the budget is {most}"
+        return None
+
+
+def task_seconds(history: History) -> Floats:
+    """Return shape (n_tasks,): seconds on one worker that each task takes for an average arm.
+
+    This is the mean of the task's told durations; else the expected duration in the task set; else
+    the mean over the tasks for which one of these is known; else 0.
+    """
+    expected = history.results.tasks.expected.copy()
+    for task, column in enumerate(history.results.seconds.T):
+        known = column[~np.isnan(column)]
+        if known.size:
+            expected[task] = known.mean()
+    gaps = np.isnan(expected)
+    expected[gaps] = expected[~gaps].mean() if not gaps.all() else 0.0
+    return expected
+
+
+def seconds_spent(history: History) -> float:
+    """Return the told plus the expected durations of pending evaluations, on one worker."""
+    seconds = history.results.seconds
+    told = seconds[~np.isnan(seconds)].tolist()
+    pending = (history.results.asked & ~history.results.told).sum(axis=0)
+    expected = pending * task_seconds(history) if pending.any() else np.empty(0)
+    return math.fsum([*told, *expected.tolist()])
+
+
 @dataclass(eq=False, repr=False)
 class Policy:
     """Decides which arms to evaluate next, without files, a clock or global random state.
@@ -59,7 +138,6 @@ class Policy:
     rule: Rule
     seed: int
     tasks: TaskSet
-    scalariser: str = "mean"
     stop_rules: StopRules | None = None
 
     def __post_init__(self) -> None:
@@ -94,17 +172,14 @@ class Policy:
         known = self._tells.get(index)
         self._tells[index] = observation if known is None else merged(known, observation)
         self._results.take(index, observation)
-        if self.scalariser in OF_EACH_ARM:
-            self._rewards.pop(index, None)
-        else:
-            self._rewards.clear()
+        self._rewards.pop(index, None)
 
     def best(self) -> Recommendation | None:
         """Return the best arm told so far; None while no arm has a reward."""
         history = self._history(())
-        results, scalariser = history.results, self.scalariser
+        results = history.results
         for found in self._finalists(history):
-            rewards = rewards_of(results, found.arms, tasks=found.tasks, scalariser=scalariser)
+            rewards = rewards_of(results, found.arms, tasks=found.tasks)
             if rewards:
                 break
         else:
@@ -112,7 +187,7 @@ class Policy:
         order = sorted(rewards, key=lambda i: (-round(rewards[i].mean, TIE_DECIMALS), i))
         top = order[0] if found.leader is None else found.leader
         others = [i for i in order if i != top]
-        gaps = gaps_of(results, top, others, tasks=found.tasks, scalariser=scalariser)
+        gaps = gaps_of(results, top, others, tasks=found.tasks)
         behind = zip(others, gaps, strict=True)
         ties = [i for i, gap in behind if _is_tie(gap, rewards[top], rewards[i])]
         names = [results.tasks.names[task] for task in found.tasks]
@@ -123,7 +198,6 @@ class Policy:
             stderr=rewards[top].stderr,
             ties=tuple(self.arms.ids[i] for i in ties),
             failed=tuple(name for name in names if name in told.failed),
-            scalariser=WORDS[self.scalariser],
             tasks=tuple(name for name in names if name in told.scores),
             dropped=tuple(results.tasks.names[task] for task in sorted(found.dropped)),
         )
@@ -135,8 +209,7 @@ class Policy:
         """
         if self.stop_rules is None:
             return None
-        history = self._history(pending)
-        return self.stop_rules.reason(history, judged=self.rule.finalists(history), wall_s=wall_s)
+        return self.stop_rules.reason(self._history(pending), wall_s=wall_s)
 
     def _history(self, pending: Sequence[str | Pull]) -> History:
         pulls = [Pull(pull) if isinstance(pull, str) else pull for pull in pending]
@@ -145,7 +218,7 @@ class Policy:
         whole = np.flatnonzero(results.told.all(axis=1)).tolist()
         waiting = np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist()
         if new := [index for index in whole if index not in self._rewards]:
-            found = rewards_of(results, new, scalariser=self.scalariser)
+            found = rewards_of(results, new)
             self._rewards |= {index: found.get(index) for index in new}
         rewards = {i: reward for i in whole if (reward := self._rewards[i]) is not None}
         return History(
@@ -156,7 +229,6 @@ class Policy:
             failed=tuple(index for index in whole if index not in rewards),
             pending=tuple(waiting),
             results=results,
-            scalariser=self.scalariser,
         )
 
     def _finalists(self, history: History) -> Iterator[Finalists]:
@@ -203,7 +275,7 @@ def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> li
     return asked[: bisect_left(range(len(asked)), True, key=stops_before)]
 
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (RandomOrder, GpUcb, GpEi, OptunaTpe)}
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (RandomOrder, GpUcb, GpEi)}
 """Rules that evaluate an arm on all tasks at once; a new rule goes here or into ``TASK_RULES``."""
 
 TASK_RULES: dict[str, type[Rule]] = {Racing.name: Racing}
@@ -219,16 +291,15 @@ def make_policy(
     seed: int,
     *,
     tasks: TaskSet = ONE_TASK,
-    scalariser: str = "mean",
     stop: StopRules | None = None,
     **options: Any,
 ) -> Policy:
     """Create a policy without any results, from its name and options or from a rule.
 
-    An arm is complete when all ``tasks`` were told, in any number of tells. ``scalariser`` turns an
-    arm's scores into one reward. ``stop`` are the rules that the policy's method ``stop`` checks.
+    An arm is complete when all ``tasks`` were told, in any number of tells. ``stop`` are the rules
+    that the policy's method ``stop`` checks.
 
-    Raises ConfigError for an unknown name, scalariser or option, with the nearest known one; for a
+    Raises ConfigError for an unknown name or option, with the nearest known one; for a
     seed that is not a whole number from 0; and for arguments that do not fit together.
     """
     rule = policy if isinstance(policy, Rule) else _made(policy, options)
@@ -236,11 +307,7 @@ def make_policy(
         raise ConfigError(f"seed is {seed!r}", hint="a whole number, 0 or more")
     if not tasks.names:
         raise ConfigError("the task set is empty", hint="give at least one task")
-    check_scalariser(scalariser, tasks)
-    if rule.name == Racing.name and scalariser != "mean":
-        message = f"policy {rule.name!r} needs the scalariser 'mean', not {scalariser!r}"
-        raise ConfigError(message, hint="use the scalariser 'mean', or another policy")
-    return Policy(arms, rule, seed, tasks, scalariser, stop)
+    return Policy(arms, rule, seed, tasks, stop)
 
 
 def _made(name: str, options: Mapping[str, Any]) -> Rule:

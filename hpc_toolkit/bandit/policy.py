@@ -37,24 +37,20 @@ class Pull(NamedTuple):
 class TaskSet:
     """The evaluation tasks of a bandit. A task's index is its position in ``names``.
 
-    Raises ConfigError for a name that is empty or repeated, for durations or kinds that are not as
-    many as the names, and for a duration that is negative or infinite.
+    Raises ConfigError for a name that is empty or repeated, for durations that are not as many as
+    the names, and for a duration that is negative or infinite.
     """
 
     names: tuple[str, ...]
     """The order is part of the set: it breaks ties."""
     seconds: tuple[float, ...] = ()
     """Expected seconds of each task on one worker; NaN, or an empty tuple: not known."""
-    kinds: tuple[str, ...] = ()
-    """Kind of each task, for instance clustering; only the scalariser ``mean-kind`` needs it."""
 
     def __post_init__(self) -> None:
         refuse_repeats("task", self.names)
-        for what in ("seconds", "kinds"):
-            given = getattr(self, what)
-            if given and len(given) != len(self.names):
-                message = f"{len(given)} {what} for {len(self.names)} tasks"
-                raise ConfigError(message, hint=f"give one for each of: {', '.join(self.names)}")
+        if self.seconds and len(self.seconds) != len(self.names):
+            message = f"{len(self.seconds)} seconds for {len(self.names)} tasks"
+            raise ConfigError(message, hint=f"give one for each of: {', '.join(self.names)}")
         for name, seconds in zip(self.names, self.seconds, strict=bool(self.seconds)):
             if seconds < 0 or math.isinf(seconds):
                 message = f"task {name!r}: an expected duration of {seconds} seconds"
@@ -68,13 +64,6 @@ class TaskSet:
     def index(self, task: str) -> int:
         """Return the index of a task. Raises ConfigError with the nearest known name."""
         return look_up("task", task, self._index_of)
-
-    def part(self, indices: Sequence[int]) -> TaskSet:
-        return TaskSet(
-            names=tuple(self.names[index] for index in indices),
-            seconds=tuple(self.seconds[index] for index in indices) if self.seconds else (),
-            kinds=tuple(self.kinds[index] for index in indices) if self.kinds else (),
-        )
 
     @cached_property
     def _index_of(self) -> dict[str, int]:
@@ -187,7 +176,7 @@ class Recommendation:
 
     arm: str
     mean: float
-    """The arm's reward: see ``scalariser``."""
+    """The arm's reward: the mean of its scores over ``tasks``."""
     stderr: float | None
     """Standard error of ``mean``; None when no task reported one."""
     ties: tuple[str, ...]
@@ -198,7 +187,6 @@ class Recommendation:
     failed: tuple[str, ...] = ()
     """Tasks missing from ``mean`` because they failed. The mean is then over fewer tasks than the
     means of other arms, so check a comparison with them."""
-    scalariser: str = "mean over tasks"
     tasks: tuple[str, ...] = ()
     """The tasks that ``mean`` covers and by which the arms were compared. Fewer than all if the
     policy needed no more to decide, or is not finished."""

@@ -42,7 +42,6 @@ class Stream(IntEnum):
     """The same stream as the bare seed, with which the policy ``random`` orders the arms."""
     GP_SAMPLE = 2
     MADE_TASKS = 8
-    OPTUNA = 9
     SURFACE = 10
     """The mean rewards of a synthetic score table."""
     PILOT = 32
@@ -162,8 +161,6 @@ class History:
     pending: tuple[int, ...]
     """Ascending indices of the arms that are being evaluated on any task."""
     results: TaskResults
-    scalariser: str = "mean"
-    """How scores become rewards: a name in ``rewards.SCALARISERS``."""
 
     @cached_property
     def taken(self) -> frozenset[int]:

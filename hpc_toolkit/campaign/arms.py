@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.arms import KINDS, Column, Kind, columns_of
-from hpc_toolkit.campaign.tables import Converter, a_list, a_table, filtered, read_table
+from hpc_toolkit.campaign.tables import Converter, a_list, a_table, read_table
 from hpc_toolkit.errors import ConfigError, ItemsError, describe, near_miss
 from hpc_toolkit.queue.listfiles import read_list
 from hpc_toolkit.queue.lists import combinations, parse_values
@@ -101,7 +101,7 @@ class ArmRows:
 
 
 def with_rows(table: dict[str, Any], where: str, path: Sequence[str]) -> dict[str, Any]:
-    """Replace ``file``, ``grid`` or ``generate``, and ``where``, by the rows that they name.
+    """Replace ``file``, ``grid`` or ``generate`` by the rows that it names.
 
     Files and code are looked for in the directories ``path``. Raises ConfigError, ItemsError, and
     WorkloadError for code that cannot be imported.
@@ -118,9 +118,7 @@ def with_rows(table: dict[str, Any], where: str, path: Sequence[str]) -> dict[st
         "rows": a_list(a_table, "a list of tables"),
     }
     rows = list(read[source](table[source], f"{where}: {source}"))
-    if "where" in table:
-        rows = filtered(rows, text(table["where"], f"{where}: where"), f"{where}: where")
-    kept = {key: one for key, one in table.items() if key not in (*_SOURCES, "where")}
+    kept = {key: one for key, one in table.items() if key not in _SOURCES}
     return {**kept, "rows": rows}
 
 

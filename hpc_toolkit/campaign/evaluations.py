@@ -11,8 +11,7 @@ from hpc_toolkit import bandit
 from hpc_toolkit.bandit.rewards import Reward, rewards_of
 from hpc_toolkit.bandit.rule import TaskResults
 from hpc_toolkit.campaign.coordinator import arm_of
-from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, read_decisions
-from hpc_toolkit.campaign.known import rows_of
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, read_decisions, rows_of
 from hpc_toolkit.campaign.search import (
     CampaignSearch,
     as_decided,
@@ -41,7 +40,7 @@ class Found:
     keys: dict[str, Any]
     """Keys and values of the arm."""
     reward: float
-    """What the scalariser makes of its scores, by default their mean."""
+    """The mean of its scores."""
     stderr: float | None
     """Standard error of ``reward``; None if unknown."""
 
@@ -122,18 +121,14 @@ class Searched:
                 results.take(arms.index(arm), observe(arm, list(self.rows[arm].values())))
                 known.append(arms.index(arm))
         columns = [index for index, name in enumerate(campaign.tasks.names) if name in wanted]
-        scalariser = campaign.search.scalariser
-        rewards = rewards_of(results, known, tasks=columns, scalariser=scalariser)
+        rewards = rewards_of(results, known, tasks=columns)
         return {arms.ids[index]: reward for index, reward in rewards.items()}
 
     def best_of_all(self) -> bandit.Recommendation | None:
         """The best of all arms over all tasks; None unless all were evaluated."""
         if not self.complete:
             return None
-        search, tasks = self.campaign.search, make_tasks(self.campaign)
-        judge = bandit.make_policy(
-            "random", self.arms, 0, tasks=tasks, scalariser=search.scalariser
-        )
+        judge = bandit.make_policy("random", self.arms, 0, tasks=make_tasks(self.campaign))
         for arm, found in self.rows.items():
             judge.tell(observe(arm, list(found.values())))
         return judge.best()

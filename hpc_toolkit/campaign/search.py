@@ -16,8 +16,7 @@ from hpc_toolkit.bandit.asktell import TASK_RULES, round_options, scale_options
 from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.bandit.rule import OwnRule, Rule
 from hpc_toolkit.campaign.arms import TASK, arm_id
-from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
-from hpc_toolkit.campaign.known import known_rows
+from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns, known_rows
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.campaign.tables import BUDGETS, search_table
 from hpc_toolkit.errors import ConfigError, RunError
@@ -87,7 +86,6 @@ def make_tasks(campaign: Campaign) -> bandit.TaskSet:
     return bandit.TaskSet(
         work.names,
         seconds=tuple(work.seconds[name] for name in work.names if work.seconds),
-        kinds=tuple(work.kinds[name] for name in work.names if work.kinds),
     )
 
 
@@ -136,14 +134,12 @@ def policy_of(campaign: Campaign, arms: bandit.ArmTable) -> bandit.Policy:
         evaluations=search.evaluations,
         gpu_s=None if search.gpu_hours is None else search.gpu_hours * HOUR_S,
         wall_s=None if search.wall_hours is None else search.wall_hours * HOUR_S,
-        win_probability=search.win_probability,
     )
     return bandit.make_policy(
         policy,
         arms,
         campaign.seed,
         tasks=make_tasks(campaign),
-        scalariser=search.scalariser,
         stop=stop,
         **options,
     )

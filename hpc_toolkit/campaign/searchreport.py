@@ -94,7 +94,7 @@ def _sentences(facts: SearchFacts, summary: Summary) -> Iterator[str]:
     assert best is not None
     so_far = "" if summary.ended else " so far"
     every, done = summary.all_evaluations // summary.arms, len(summary.tasks)
-    notes = [summary.scalariser] if every > 1 else []
+    notes = ["mean over tasks"] if every > 1 else []
     notes += [f"{done} of {every} tasks"] if done < every else []
     notes += ["uncertainty unknown"] if best.stderr is None else []
     shown = with_error(best.reward, best.stderr) + (f" ({', '.join(notes)})" if notes else "")
@@ -220,7 +220,7 @@ def _map(facts: SearchFacts) -> tuple[Figure, ...]:
         words=words,
         asked=facts.asked,
         marks=marks,
-        unit=summary.scalariser if summary else "",
+        unit="mean over tasks" if summary else "",
     )
 
 

@@ -119,7 +119,7 @@ class Campaign:
         if "models" in table:
             table["models"] = [_given(model, "chosen") for model in table["models"]]
         for name in {PREPARE, METRICS, TASKS} & table.keys():
-            empty = ("workload", "items", "names", "kinds", "seconds", "known")
+            empty = ("workload", "items", "names", "seconds", "known")
             table[name] = _given(table[name], *empty)
         if "search" in table:
             table["search"] = _given(table["search"])

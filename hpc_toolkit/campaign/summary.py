@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -12,14 +11,13 @@ from typing import Any, NamedTuple
 
 from hpc_toolkit.bandit import Pull, Recommendation
 from hpc_toolkit.bandit.asktell import TASK_RULES
-from hpc_toolkit.bandit.rewards import WORDS, Reward
+from hpc_toolkit.bandit.rewards import Reward
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.evaluations import Found, Searched, searched_of
 from hpc_toolkit.campaign.search import observe, score_of
-from hpc_toolkit.campaign.settings import METRICS, Campaign, settings_of
+from hpc_toolkit.campaign.settings import Campaign, settings_of
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.status import Search
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.rundir.values import not_finite
@@ -88,8 +86,6 @@ class Summary:
     """The outcome of a search."""
 
     policy: str
-    scalariser: str
-    """How the scores of several tasks became one reward."""
     ended: str | None
     """Why the search has ended; None while it goes on."""
     arms: int
@@ -129,9 +125,6 @@ class Summary:
     """Evaluations without a score, of arms that have results of all tasks."""
     failure: str | None
     """What the first of these evaluations returned instead."""
-    same_metrics: list[list[str]]
-    """Groups of checkpoints whose layers all have exactly equal metrics: probably the same weights,
-    which published series have had under two names."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -154,7 +147,6 @@ def summarize(
     known = sum(len(one.scores) for one in searched.known)
     return Summary(
         policy=searched.policy,
-        scalariser=WORDS[campaign.search.scalariser],
         ended=searched.why_ended(),
         arms=len(searched.arms.arms),
         evaluated=len(searched.evaluated),
@@ -172,7 +164,6 @@ def summarize(
         sequence=searched.asked,
         failed_tasks=len(failures),
         failure=_said(failures[0]) if failures else None,
-        same_metrics=_same_metrics(view, campaign),
     )
 
 
@@ -209,30 +200,6 @@ def _said(row: dict[str, Any]) -> str:
     for place, number in not_finite(row.get("types", {})).items():
         gave = f"{place[1:] or 'value'} is {number}"
     return f"{arm_of(row['item'])} on {row['item']['task']}: {str(gave)[:120]}"
-
-
-def _same_metrics(view: RunView, campaign: Campaign) -> list[list[str]]:
-    """Checkpoints of which all arms have the same metrics."""
-    if METRICS not in view.stages or campaign.rows is not None:
-        return []
-    layers: dict[str, dict[int, list[tuple[str, float]]]] = {}
-    for row in gather(view, METRICS, partial=True).rows:
-        if not isinstance(row["value"], dict):
-            continue
-        # Whole numbers, such as counts, may agree by chance.
-        numbers = sorted(
-            (name, value)
-            for name, value in row["value"].items()
-            if isinstance(value, float) and not value.is_integer()
-        )
-        if numbers:
-            layers.setdefault(row["item"]["checkpoint"], {})[row["item"]["layer"]] = numbers
-    alike: dict[str, list[str]] = {}
-    for checkpoint, count in Counter(arm.group for arm in campaign.arms()).items():
-        found = layers.get(checkpoint, {})
-        if len(found) == count:
-            alike.setdefault(repr(sorted(found.items())), []).append(checkpoint)
-    return [group for group in alike.values() if len(group) > 1]
 
 
 class Step(NamedTuple):

@@ -1,10 +1,8 @@
-"""The TOML tables of a campaign: the stages' workloads, [search], and conditions on arms."""
+"""The TOML tables of a campaign: the stages' workloads, and [search]."""
 
 from __future__ import annotations
 
-import ast
 import json
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
@@ -22,7 +20,7 @@ Made = TypeVar("Made")
 ROUNDS, WINDOW = "rounds", "window"
 """Values of the key ``asks``: how asks follow each other."""
 
-BUDGETS = ("budget", "evaluations", "gpu_hours", "wall_hours", "win_probability")
+BUDGETS = ("budget", "evaluations", "gpu_hours", "wall_hours")
 """The keys that end a search; they change no ask."""
 
 ONE_TASK = "score"
@@ -31,7 +29,7 @@ ONE_TASK = "score"
 MTEB = "hpc_toolkit.science.workloads.mteb_tasks:MtebTasks"
 """The workload of a campaign that names tasks but no workload."""
 
-NO_OPTIONS = ("policy", "arms", "seed", "tasks", "scalariser", "stop")
+NO_OPTIONS = ("policy", "arms", "seed", "tasks", "stop")
 """Arguments of every policy; other keys of the file set them, so options of a policy cannot."""
 
 
@@ -47,8 +45,6 @@ class Work:
     """Items of the stage."""
     names: tuple[str, ...] = ()
     """Evaluation tasks. Without a ``workload`` they are tasks of mteb, or ``module:Class``."""
-    kinds: dict[str, str] = field(default_factory=dict)
-    """Kind of each task, for the scalariser ``mean-kind``."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Expected duration of an evaluation, for each task."""
     known: tuple[str, ...] = ()
@@ -131,8 +127,11 @@ def _sources(value: object, where: str) -> tuple[str, ...]:
 
 _PREPARE: dict[str, Converter] = {**_WORK, "items": a_list(a_table, "a list of tables")}
 _METRICS: dict[str, Converter | t.Key] = {**_WORK, "from": ("known", _sources)}
-_BY_TASK = {"kinds": _by_task(t.word), "seconds": _by_task(t.duration_s)}
-_TASKS: dict[str, Converter | t.Key] = {**_METRICS, "names": _names, **_BY_TASK}
+_TASKS: dict[str, Converter | t.Key] = {
+    **_METRICS,
+    "names": _names,
+    "seconds": _by_task(t.duration_s),
+}
 
 
 def metrics_table(value: object, where: str) -> Work:
@@ -154,9 +153,8 @@ def tasks_table(value: object, where: str) -> Work:
         message = f"{where}: neither 'workload' nor 'names'"
         raise ConfigError(message, hint="docs/how-to/campaign.md shows a complete file")
     work = replace(work, names=work.names or (ONE_TASK,)) if work.workload else _of_mteb(work)
-    for key in _BY_TASK:
-        if given := getattr(work, key):
-            _complete(given, work.names, f"{where}: {key}")
+    if work.seconds:
+        _complete(work.seconds, work.names, f"{where}: seconds")
     return work
 
 
@@ -192,8 +190,6 @@ class Search:
     """Limit: sum of the durations of evaluations."""
     wall_hours: float | None = None
     """Limit: time during which a coordinator was searching."""
-    win_probability: float | None = None
-    """Limit: end when no open arm beats the best with a higher probability than this."""
     pending: int | None = None
     """Arms under evaluation at once. By default as in the existing run, or, in a new one, an eighth
     of the arms that the budget allows, at most 24."""
@@ -204,8 +200,6 @@ class Search:
     default as in the existing run, or rounds in a new one."""
     exhaustive: bool = False
     """Afterwards evaluate all other arms, to measure how close the search came."""
-    scalariser: str = "mean"
-    """How the scores of several tasks become one reward: mean, mean-kind or mean-rank."""
     metrics: tuple[str, ...] = ()
     """Columns of the metrics table that become features of the arms."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -269,98 +263,9 @@ _SEARCH: dict[str, Converter] = {
     "evaluations": t.number_from(1, 2**31, "a whole number from 1", whole=True),
     "gpu_hours": t.duration_h,
     "wall_hours": t.duration_h,
-    "win_probability": t.number_from(0, 1, "a probability, 0 to 1"),
     "pending": t.count,
     "asks": _asks,
     "exhaustive": t.flag,
-    "scalariser": t.word,
     "metrics": lambda value, where: _names(value, where) if value != [] else (),
     "options": _options,
 }
-
-_ARITHMETIC: dict[type[ast.AST], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-}
-"""Of numbers as floats: a product of integers or texts could take all memory."""
-
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.USub: operator.neg,
-    ast.Not: operator.not_,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda value, values: value in values,
-    ast.NotIn: lambda value, values: value not in values,
-}
-
-
-def filtered(rows: list[Any], condition: str, where: str) -> list[Any]:
-    """The rows that fulfil a condition on their keys, such as ``depth > 2 or lr < 0.1``.
-
-    Only comparisons, arithmetic, and, or, not and in are evaluated; nothing is called. A key that
-    a row lacks is None, and a comparison of None by size is false.
-    """
-    try:
-        tree = ast.parse(condition.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        message = f"{where}: {condition!r} is not a condition"
-        raise ConfigError(message, hint='such as "depth > 2 and lr < 0.1"') from error
-    known = {key for row in rows for key in row}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id not in {*known, "true", "false"}:
-            message = f"{where}: no arm has the key {node.id!r}"
-            raise ConfigError(message, hint=near_miss(node.id, sorted(known)))
-    try:
-        kept = [row for row in rows if _value(tree, row)]
-    except (ArithmeticError, TypeError, KeyError, RecursionError) as error:
-        message = f"{where}: {condition!r}: {error}"
-        raise ConfigError(message, hint="compare numbers with numbers, texts with texts") from error
-    if not kept:
-        message = f"{where}: no arm of {len(rows)} fulfils {condition!r}"
-        raise ConfigError(message, hint="relax the condition")
-    return kept
-
-
-def _value(node: ast.AST, row: Mapping[str, Any]) -> Any:
-    found: Any
-    match node:
-        case ast.Constant(found):
-            pass
-        case ast.Name("true" | "false" as name) if name not in row:
-            found = name == "true"
-        case ast.Name(name):
-            found = row.get(name)
-        case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):
-            found = [_value(one, row) for one in elements]
-        case ast.UnaryOp(sign, operand) if type(sign) in _OPERATORS:
-            found = _OPERATORS[type(sign)](_value(operand, row))
-        case ast.BinOp(left, sign, right) if type(sign) in _ARITHMETIC:
-            one, other = _value(left, row), _value(right, row)
-            if isinstance(one, str) or isinstance(other, str):
-                raise TypeError("arithmetic needs numbers")
-            found = _ARITHMETIC[type(sign)](float(one), float(other))
-        case ast.BoolOp(sign, parts):
-            all_or_any = all if isinstance(sign, ast.And) else any
-            found = all_or_any(_value(one, row) for one in parts)
-        case ast.Compare(left, signs, rights):
-            values = [_value(one, row) for one in (left, *rights)]
-            found = all(map(_compare, signs, values, values[1:]))
-        case _:
-            raise TypeError(f"{ast.unparse(node)!r} is not a comparison of keys and values")
-    return found
-
-
-def _compare(sign: ast.cmpop, left: Any, right: Any) -> bool:
-    by_size = isinstance(sign, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-    if by_size and (left is None or right is None):
-        return False
-    if type(sign) not in _OPERATORS:
-        raise TypeError("'is' is not supported: use == or !=")
-    return bool(_OPERATORS[type(sign)](left, right))

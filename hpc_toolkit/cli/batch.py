@@ -48,8 +48,10 @@ _WORK = (
     Option("run", "The run's directory.", "RUN", default=""),
     Option("idle_exit", "hpctk work --idle-exit DURATION.", "DURATION"),
     Option("lease", "hpctk work --lease DURATION.", "DURATION"),
+    Option("workers_per_task", "hpctk work --workers N.", "N"),
     Option("shrink_every", "How often to give back nodes without work.", "DURATION"),
     flag("campaign", "Run the campaign's coordinator beside the ranks."),
+    flag("one_rank", "Start one rank for all nodes."),
 )
 _LOOK_S = 300.0
 """Time until a job looks again whether jobs are kept for its run."""
@@ -108,6 +110,7 @@ def work(
     # Ranks of a campaign wait for the coordinator, however long a round takes.
     idle_exit = given["idle_exit"] or ("1000d" if campaign else None)
     options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
+    options["--workers"] = given["workers_per_task"]
     request = WorkRequest(
         run=named[0],
         gpus=given["gpus"],
@@ -117,6 +120,7 @@ def work(
         staging=_staging(given),
         shrink_every_s=parse_duration(every, where="--shrink-every") if every else None,
         campaign=campaign,
+        one_rank=bool(given["one_rank"]),
         within_s=_whole_seconds(given),
         send_others=partial(_send_others, Path(named[0])),
     )

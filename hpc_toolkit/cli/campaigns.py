@@ -1,7 +1,8 @@
-"""The report of a run, and commands of campaigns: plan, run, status, coordinate."""
+"""The report of a run, and commands that search: campaigns, and studies of Optuna."""
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from functools import partial
@@ -22,6 +23,7 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import LIST, SEARCH, Commands
 from hpc_toolkit.cli.hooks import at_end, exit_code
+from hpc_toolkit.cli.lists import SETTINGS, read_settings
 from hpc_toolkit.cli.statusview import status_lines
 from hpc_toolkit.cli.working import FAIL_ON_FAILED, ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
@@ -29,6 +31,7 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.trust import check_trust
 from hpc_toolkit.submit.reporting import report_of
 from hpc_toolkit.system.gpus import visible_gpus
+from hpc_toolkit.system.options import Option, Panels
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note
@@ -37,6 +40,20 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign.evaluations import Found
     from hpc_toolkit.campaign.summary import Summary
 
+_NOT_HERE = {"workload", "command", "pipefail", "option", "group_by", "items_per_claim"}
+_SEVERAL = "minimize or maximize; of several objectives: minimize,maximize."
+_STUDY: Panels = {
+    "Options": (
+        Option("trials", "Number of trials; each has one result.", "N", least=1),
+        Option("workers", "Local workers; 0 only creates the run.", "N", default=1, least=0),
+        Option("run", "Run directory. [default: runs/MODULE-NAME]", "DIR"),
+        Option("sampler", "Optuna's sampler.", "tpe|gp|cmaes|random", default="tpe"),
+        Option("pruner", "Optuna's pruner.", "hyperband|median|none", default="none"),
+        Option("direction", _SEVERAL, "NAMES", short="--directions", default="minimize"),
+        Option("seed", "Seed of the sampler.", "N"),
+    ),
+    "Limits": tuple(one for one in SETTINGS["Workload and limits"] if one.name not in _NOT_HERE),
+}
 _LONG = 30
 """Characters of the name of an arm that is too long to show several."""
 
@@ -51,14 +68,13 @@ def register(app: Commands) -> None:
         Examples:
             hpctk campaign plan campaign.toml
             hpctk campaign run campaign.toml
-            hpctk campaign status runs/my-campaign
         """,
     )
     group.add(plan)
     group.add(run_campaign, name="run")
-    group.add(status)
     group.add(coordinate, hidden=True)
     app.add_command(group)
+    app.add(study, _STUDY, panel=SEARCH)
 
 
 def plan(
@@ -197,16 +213,11 @@ def summary_lines(summary: Summary) -> list[str]:
     lines = [f"policy          {summary.policy}: {arms}, {spent}{before}"]
     if summary.ended is not None:
         lines.append(f"  ended         {summary.ended}")
-    if summary.scalariser != "mean over tasks":
-        lines.append(f"  rewards       {summary.scalariser}")
     none = ["best arm        none: no arm has a reward"]
     lines += _best_lines(summary, summary.best) if summary.best else none
     if summary.failed_tasks:
         lines.append(f"failed tasks    {summary.failed_tasks}, left out of the means")
         lines.append(f"  the first     {summary.failure}")
-    for alike in summary.same_metrics:
-        shown = ", ".join(alike[:4]) + (", ..." if len(alike) > 4 else "")
-        lines.append(f"warning         equal metrics of all layers, so the same weights? {shown}")
     return lines
 
 
@@ -249,20 +260,6 @@ def _standing(summary: Summary, best: Found, exhaustive: Found) -> str:
     if summary.exhaustive_gpu_s:
         share += f" and {summary.gpu_s / summary.exhaustive_gpu_s:.0%} of their time"
     return f"{found} with {share}"
-
-
-def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
-    """Show the progress of a campaign and the best arm so far.
-
-    Examples:
-        hpctk campaign status runs/my-campaign
-    """
-    found = open_run(run)
-    now, outcome = found.status(), _outcome(found)
-    best = outcome.to_json() if outcome is not None else None
-    lines = summary_lines(outcome) if outcome is not None else ["no arm has a reward yet"]
-    record = {"status": now.to_json(), "summary": best}
-    show(record, [*status_lines(now), *lines], as_json=as_json)
 
 
 def coordinate(
@@ -319,3 +316,41 @@ def write_at_end(run: Run) -> list[str]:
         note(f"{path} was not written: {type(error).__name__}: {error}", "warning")
         return []
     return [f"report          {path}"]
+
+
+def study(
+    objective: Annotated[
+        str, argument("FILE.py:NAME", "Function of an optuna.Trial; or MODULE:NAME.")
+    ],
+    **given: Any,
+) -> None:
+    """Run trials of an Optuna objective on workers, without a database.
+
+    Prints the run's directory. The same command again continues; 'hpctk work' and 'hpctk submit'
+    send more workers. Exits with 75 if trials are left.
+
+    Examples:
+        hpctk study tune.py:objective --trials 200 --workers 8 --run runs/tune
+        hpctk study tune.py:objective --trials 90 --pruner hyperband --seed 1
+    """
+    from hpc_toolkit.study import create
+    from hpc_toolkit.worker.pool import work_elsewhere
+    from hpc_toolkit.worker.worker import WorkerOptions
+
+    named = {one.name: given.pop(one.name) for one in _STUDY["Options"]}
+    workers, root = named.pop("workers"), named.pop("run")
+    if named["trials"] is None:
+        raise ConfigError("a number of trials is needed", hint="add --trials N")
+    _, settings, _ = read_settings({"config": None, **given})
+    file, _, name = objective.rpartition(":")
+    path = [str(Path.cwd())]
+    if file.endswith(".py"):  # as Python starts a script: its directory comes first
+        path.insert(0, str(Path(file).resolve().parent))
+        objective = f"{Path(file).stem}:{name}"
+    root = root or Path("runs", re.sub(r"[^\w.-]+", "-", objective))
+    directions = named.pop("direction").split(",")
+    run = create(root, objective, **named, directions=directions, path=(*path,), **settings)
+    print(run.root, flush=True)
+    # Optuna has started threads, so the workers' parent is another process; it prints the end.
+    if workers and (code := work_elsewhere(run.root, workers, WorkerOptions(), None)):
+        sys.exit(code)

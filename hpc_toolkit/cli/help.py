@@ -272,7 +272,6 @@ def _parameter(option: Option, panel: str, param: str = "", **settings: Any) -> 
         "default": option.default,
         "show_default": default not in (None, ""),
         "multiple": option.repeated,
-        "nargs": option.values,
         "metavar": option.metavar or None,
         "help": option.help,
         "hidden": option.hidden,

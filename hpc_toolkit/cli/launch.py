@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shlex
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
-
-import click
 
 from hpc_toolkit.cli.arguments import argument
 from hpc_toolkit.cli.help import TRAIN, Commands
@@ -41,7 +37,6 @@ PANELS: Panels = {
         Option("start_timeout", "Time to wait for all nodes.", "DURATION", default=_START_TIMEOUT),
         Option("monitor", "Log the load of this node in --run-dir.", "", variable="HPCTK_MONITOR"),
         flag("dry_run", "Show the commands for this node; start nothing."),
-        flag("json", "Print JSON, with --dry-run."),
     ),
     "Ranks": (
         Option(
@@ -116,7 +111,7 @@ def launch(
     monitor = bool(given.pop("monitor"))
     if monitor and run_dir is None:
         raise ConfigError("--monitor needs --run-dir", hint="it writes below DIR/logs/")
-    start_timeout, dry_run, as_json = (given.pop(x) for x in ("start_timeout", "dry_run", "json"))
+    start_timeout, dry_run = given.pop("start_timeout"), given.pop("dry_run")
     of_torchrun = only_given(given)
     if "shutdown_timeout" in of_torchrun:
         of_torchrun["shutdown_timeout"] = parse_duration(
@@ -130,11 +125,9 @@ def launch(
         start_timeout_s=parse_duration(start_timeout, where="--start-timeout"),
         run_dir=Path(run_dir).absolute() if run_dir is not None else None,
     )
-    if as_json and not dry_run:
-        raise click.BadParameter("--json is for --dry-run")
     gc.enable()
     if dry_run:
-        _tell(request, as_json=bool(as_json))
+        _tell(request)
         return
     from hpc_toolkit.training.launch import launcher
     from hpc_toolkit.training.progress import summary
@@ -156,20 +149,13 @@ def launch(
     sys.exit(outcome.code)
 
 
-def _tell(request: plan.Request, *, as_json: bool) -> None:
+def _tell(request: plan.Request) -> None:
     """Print what would start here."""
     from hpc_toolkit.training.launch import launcher
 
     planned = launcher.planned(request)
     variables = launcher.surroundings(planned, os.environ)
     command = launcher.command(request)
-    if as_json:
-        print(
-            json.dumps(
-                {**asdict(planned), "environment": variables, "command": command}, default=str
-            )
-        )
-        return
     what = f"starts {planned.ranks} rank{'s' if planned.ranks != 1 else ''}"
     if planned.form == "task":
         what = f"becomes one of {planned.ranks} ranks that srun started"

@@ -127,7 +127,7 @@ def make_items(sources: dict[str, Any], command: str | None) -> Iterable[Item]:
         case _:
             message = "no items are named"
             hint = "add --items FILE, --count N or --grid NAME=VALUES"
-            raise ConfigError(message, hint=f"{hint}; init: or --from, or --campaign")
+            raise ConfigError(message, hint=f"{hint}; init: or --campaign")
     items = lists.forced(items, kinds) if kinds else items
     return items if command is None else lists.as_written(items)
 

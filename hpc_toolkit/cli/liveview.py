@@ -1,35 +1,203 @@
-"""The full-screen view of ``hpctk status --watch``; imports no command line framework."""
+"""The full-screen view of ``hpctk status --watch``; imports no command line framework.
+
+The terminal is restored at the end, whatever ends it. The sequences are those of ECMA-48 and xterm,
+which every terminal since then understands; no terminal database is read.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import io
+import os
+import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
-from hpc_toolkit.cli.screen import END, Screen
-from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.presence import Presence
-from hpc_toolkit.report.live import HELP, Choices, Live, Page, screen_lines
-from hpc_toolkit.report.panel import DIM, Row, failed_items
+from hpc_toolkit.report.live import Choices, Live, screen_lines
+from hpc_toolkit.report.panel import DIM, Row
 from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
-from hpc_toolkit.results.events import RecentEvents
-from hpc_toolkit.results.workers import Sampler, living_workers, reachable_workers, read_hosts
-from hpc_toolkit.rundir.files import last_lines
+from hpc_toolkit.results.workers import Sampler, living_workers, read_hosts
 from hpc_toolkit.rundir.layout import refuse_removed
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.quantities import counted
+from hpc_toolkit.system.processes import readable
 
 if TYPE_CHECKING:
     from hpc_toolkit.cli.hooks import Hooks
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
     from hpc_toolkit.training.progress import Progress
+
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
+_LEAVE = "\x1b[0m\x1b[?25h\x1b[?1049l"
+_KEYS = {
+    "\x1b[A": "up",
+    "\x1bOA": "up",
+    "\x1b[B": "down",
+    "\x1bOB": "down",
+    "\x1b[5~": "pageup",
+    "\x1b[6~": "pagedown",
+    "\x1b[H": "home",
+    "\x1b[F": "end",
+    "\x1b": "escape",
+    "\r": "enter",
+    "\n": "enter",
+}
+END = "end of input"
+"""The key that stands for a terminal that was closed."""
+
+
+def is_capable(stdin: TextIO | None, stdout: TextIO) -> bool:
+    """Whether both streams are a terminal that can show a whole screen."""
+    capable = os.environ.get("TERM", "dumb") != "dumb"
+    return capable and stdin is not None and stdin.isatty() and stdout.isatty()
+
+
+class Screen:
+    """A block in which the terminal of stdin and stdout shows lines of one program.
+
+    SIGTERM and SIGHUP end the block with SystemExit; ^C raises KeyboardInterrupt, as anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
+        self._shown: list[str] = []
+        self._size: os.terminal_size | None = None
+        self._pressed: list[str] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        sys.stdout.flush()
+        self._modes = termios.tcgetattr(self._in)
+        self._wake_read, self._wake_write = os.pipe()
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        self._old_wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        handlers = {
+            signal.SIGTERM: _end,
+            signal.SIGHUP: _end,
+            signal.SIGWINCH: lambda *_: None,
+            signal.SIGTSTP: self._suspend,
+        }
+        try:
+            for number, handler in handlers.items():
+                self._before[number] = signal.signal(number, handler)
+            self._begin()
+        except BaseException:
+            self._restore()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def size(self) -> os.terminal_size:
+        size = os.get_terminal_size(self._out)
+        # A serial console reports nothing.
+        return os.terminal_size((size.columns or 80, size.lines or 24))
+
+    def show(self, lines: list[str]) -> None:
+        """Show these lines from the top; only lines that changed are written."""
+        size = self.size()
+        if size != self._size:
+            self._size, self._shown = size, []
+            self._write("\x1b[2J")
+        lines = lines[: size.lines]
+        parts = [
+            f"\x1b[{row};1H\x1b[K{line}\x1b[0m"
+            for row, line in enumerate(lines, 1)
+            if row > len(self._shown) or self._shown[row - 1] != line
+        ]
+        if len(lines) < len(self._shown):
+            parts.append(f"\x1b[{len(lines) + 1};1H\x1b[J")
+        self._write("".join(parts))
+        self._shown = list(lines)
+
+    def key(self, timeout_s: float) -> str:
+        """Wait for a key; "" after the timeout or a resize, and END if the terminal is gone."""
+        if not self._pressed:
+            ready = readable(self._in, self._wake_read, timeout_s=timeout_s)
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+            if self._in in ready:
+                self._read()
+        return self._pressed.pop(0) if self._pressed else ""
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._in, 1024)
+        except OSError:
+            data = b""
+        self._pressed += split_keys(data.decode(errors="replace")) if data else [END]
+
+    def _begin(self) -> None:
+        tty.setcbreak(self._in, termios.TCSADRAIN)
+        self._size, self._shown = None, []
+        self._write(_ENTER)
+
+    def _restore(self) -> None:
+        # A further signal must not interrupt this.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        # The terminal may be gone.
+        with suppress(OSError, termios.error):
+            self._write(_LEAVE)
+        with suppress(OSError, termios.error):
+            termios.tcsetattr(self._in, termios.TCSADRAIN, self._modes)
+        signal.set_wakeup_fd(self._old_wake)
+        for caught, handler in self._before.items():
+            signal.signal(caught, handler)
+        self._before.clear()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _suspend(self, *_: object) -> None:
+        """Give the terminal back to the shell for ^Z, and take it again when it continues."""
+        self._write(_LEAVE)
+        termios.tcsetattr(self._in, termios.TCSADRAIN, self._modes)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        # The process continues here.
+        signal.signal(signal.SIGTSTP, self._suspend)
+        self._begin()
+
+    def _write(self, text: str) -> None:
+        data = text.encode(errors="replace")
+        while data:
+            data = data[os.write(self._out, data) :]
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def split_keys(text: str) -> list[str]:
+    """The keys that a terminal sent together."""
+    found = []
+    while text:
+        known = [code for code in _KEYS if text.startswith(code)]
+        code = max(known, key=len, default=text[0])
+        if code == "\x1b" and text[1:2] in ("[", "O"):  # a key without a meaning here
+            end = next((at for at, c in enumerate(text[2:], 3) if c.isalpha() or c == "~"), 2)
+            text = text[end:]
+            continue
+        found.append(_KEYS.get(code, code))
+        text = text[len(code) :]
+    return found
 
 
 REFRESH_S = 2.0
@@ -38,13 +206,11 @@ _BUSY = 0.05
 _MESSAGE_S = 10.0
 """How long a message replaces the line of keys."""
 _SCROLL = {"j": 1, "down": 1, "k": -1, "up": -1}
-_SLOW = ("e", "l")
-"""Keys that read the journals of all workers, which can take long on a shared filesystem."""
 _PAGES = {"pagedown": 1, " ": 1, "pageup": -1}
 
 
 class LiveView:
-    """Shows a run and answers to keys, until the run is complete or the user quits.
+    """Shows a run until it is complete or the user quits.
 
     It reads the run with few file operations after the first time.
     """
@@ -61,13 +227,9 @@ class LiveView:
         self._jobs, self._slurm = JobStates(run.paths), slurm
         self._clock = SystemClock()
         self._sampler = Sampler(run.view, self._clock)
-        self._events = RecentEvents(run.view)
         self._beside = beside_of(run, lambda: self.records)
         self._seen: dict[str, Presence | None] = {}
-        self._confirmed: Callable[[], str] | None = None
         self._said_at = 0.0
-        self._changed = False
-        """Whether an action may have changed the run since the last refresh."""
 
     def _read(self) -> Live:
         """Read everything that is new. Raises RunError: the run was removed, perhaps meanwhile."""
@@ -80,7 +242,6 @@ class LiveView:
                 now,
                 self.records,
                 read_hosts(view, seen, alive),
-                self._events.read(seen, alive, now.failures),
                 self._sampler.oldest_s(),
             )
         finally:
@@ -103,12 +264,9 @@ class LiveView:
                     used_s, before_s = time.process_time(), used_s
                     next_s = time.monotonic() + max(REFRESH_S, (used_s - before_s) / _BUSY)
             key = self.screen.key(max(0.0, next_s - time.monotonic()))
-            if key == END or (key == "q" and self.chosen.page is None and not self._confirmed):
+            if key in ("q", END):
                 break
-            if key:
-                self._press(key)
-            if self._changed:
-                self._changed, next_s = False, 0.0
+            self._press(key)
             self._show()
         assert self.live is not None
         return self.live.now
@@ -116,11 +274,11 @@ class LiveView:
     def _refresh(self) -> None:
         self.live = self._read()
         if time.monotonic() - self._said_at > _MESSAGE_S:
-            self._say("")
+            self.chosen.message = ""
         if not self.live.now.complete:  # else it may write to the terminal once the view is gone
             self.hooks.look(self.live.now)
         for warning in self.hooks.warnings():
-            self._say(warning, is_error=True)
+            self.chosen.message, self._said_at = warning, time.monotonic()
         self._show()
 
     def _show(self) -> None:
@@ -128,143 +286,15 @@ class LiveView:
         look, rows = _look(self.screen)
         self.screen.show(screen_lines(self.live, self.chosen, look, rows))
 
-    def _say(self, text: str, *, is_error: bool = False) -> None:
-        self.chosen.message, self.chosen.is_error = text, is_error
-        self._said_at = time.monotonic()
-
     def _press(self, key: str) -> None:
         chosen = self.chosen
-        self._say("")
-        if self._confirmed is not None:
-            action, self._confirmed, chosen.question = self._confirmed, None, ""
-            self._say("nothing was done")
-            if key in ("y", "Y"):
-                self._changed = True
-                self._try(lambda: self._say(action()))
-        elif key in _SCROLL:
-            chosen.offset += _SCROLL[key]
-        elif key in _PAGES:
-            chosen.offset += _PAGES[key] * max(1, self.screen.size().lines - 3)
+        if key == "w":
+            chosen.expanded, chosen.offset = not chosen.expanded, 0
         elif key in ("g", "home", "G", "end"):
             chosen.offset = 0 if key in ("g", "home") else sys.maxsize
-        elif chosen.page is not None:
-            if key in ("q", "escape", "enter"):
-                self._open(None)
-        elif key in _ACTIONS:
-            if key in _SLOW:
-                self._say("reading ...")
-                self._show()
-                self._say("")
-            self._try(lambda: _ACTIONS[key](self))
-
-    def _try(self, action: Callable[[], object]) -> None:
-        """Do something; an error becomes a line, and so does what would be written to stderr."""
-        said = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(said):
-                action()
-        except HpcToolkitError as error:
-            hint = f"; {error.hint}" if error.hint else ""
-            self._say(f"error: {error.message}{hint}", is_error=True)
-        except OSError as error:
-            self._say(f"error: {error}", is_error=True)
         else:
-            if warned := said.getvalue().strip():
-                self._say(f"{self.chosen.message} ({warned})".strip())
-
-    def _open(self, page: Page | None) -> None:
-        self.chosen.page, self.chosen.offset = page, 0
-
-    def _ask(self, question: str, action: Callable[[], str]) -> None:
-        self.chosen.question, self._confirmed = question, action
-
-    def _drain(self) -> None:
-        def drain() -> str:
-            return f"asked {counted(self.run.drain(), 'worker')} to exit"
-
-        assert self.live is not None
-        count = len(reachable_workers(self.run.view, self._clock, self._seen))
-        unsure = count - self.live.now.workers.alive
-        if not count:
-            self._say("no worker is running: there is nothing to drain")
-        else:
-            perhaps = f" ({unsure:,} may be dead)" if unsure > 0 else ""
-            self._ask(f"ask {counted(count, 'worker')} to exit{perhaps}?", drain)
-
-    def _retry(self) -> None:
-        from hpc_toolkit.results.explain import retryable
-
-        def retry() -> str:
-            return f"{counted(self.run.retry(), 'item')} pending again"
-
-        assert self.live is not None
-        failed = failed_items(self.live.now)
-        others = retryable(self.run.view) - failed
-        question = f"make {counted(failed, 'failed item')} pending again?"
-        if others > 0:
-            reset = f"the attempts of {counted(failed + others, 'item')}"
-            question = f"reset {reset} ({failed:,} failed, {others:,} retrying)?"
-        if failed or others > 0:
-            self._ask(question, retry)
-        else:
-            self._say("no item has failed")
-
-    def _explain(self) -> None:
-        from hpc_toolkit.cli.reading import life_lines
-        from hpc_toolkit.results.explain import explain, find_item
-
-        assert self.live is not None
-        if not self.live.now.failures:
-            self._say("no item has failed")
-            return
-        item, view = str(self.live.now.failures[0]["item"]), self.run.view
-        life = explain(view, find_item(view, item))
-        self._open(Page(f"item {item}", life_lines(life)))
-
-    def _log(self) -> None:
-        assert self.live is not None
-        page = read_log(self.run, self.live)
-        if page is None:
-            self._say("there is no log yet")
-        else:
-            self._open(page)
-            self.chosen.offset = sys.maxsize
-
-    def _workers(self) -> None:
-        self.chosen.expanded, self.chosen.offset = not self.chosen.expanded, 0
-
-
-_ACTIONS: dict[str, Callable[[LiveView], None]] = {
-    "d": LiveView._drain,
-    "r": LiveView._retry,
-    "e": LiveView._explain,
-    "l": LiveView._log,
-    "w": LiveView._workers,
-    "?": lambda view: view._open(Page("keys", HELP)),
-}
-
-
-def read_log(run: Run, live: Live) -> Page | None:
-    """The end of the log of the worker with the newest failure, else of the latest job or worker.
-
-    Only failures that the view shows count. None if there is no log yet.
-    """
-    from hpc_toolkit.results.explain import attempts_of, find_item
-    from hpc_toolkit.submit.jobs import log_files
-
-    paths = []
-    if live.now.failures:
-        newest = max(live.now.failures, key=lambda one: one["last"] or 0.0)
-        item = find_item(run.view, str(newest["item"]))
-        paths = [run.paths.worker_log(worker) for worker, _ in attempts_of(run.view, item)]
-    if not paths and live.jobs:
-        paths = log_files(run.paths, live.jobs[-1].id)
-    if not any(path.exists() for path in paths):
-        paths = sorted(run.paths.logs.glob("*.log"), key=lambda path: path.stat().st_mtime)
-    existing = [path for path in paths if path.exists()]
-    if not existing:
-        return None
-    return Page(str(existing[-1]), last_lines(existing[-1]) or ["the log is empty"])
+            chosen.offset += _SCROLL.get(key, 0)
+            chosen.offset += _PAGES.get(key, 0) * max(1, self.screen.size().lines - 3)
 
 
 def _look(screen: Screen) -> tuple[Look, int]:

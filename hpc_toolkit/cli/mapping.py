@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -82,18 +81,12 @@ def map_(
 
 def _write_rows(run: Run, outs: Sequence[str]) -> None:
     """Write the results to files; raise HpcToolkitError if items failed."""
-    from hpc_toolkit.results.verification import verify
-
     rows = run.table()
-    problems = verify(rows.rows, run.snapshot().items)
-    problems = [one for one in problems if one.kind != "not finite"]
     write_rows(outs, rows, run.values)
     if files := ", ".join(out for out in outs if out != "-"):
         print(f"{counted(len(rows), 'row')} in {files}", file=sys.stderr)
-    if problems:
-        counts = Counter(problem.kind for problem in problems)
-        found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        message = f"{found}, of {counted(len(rows), 'item')} in {run.root}"
+    if rows.failed:
+        message = f"{rows.failed} failed, of {counted(len(rows), 'item')} in {run.root}"
         again = f"'hpctk retry {run.root}', and repeat the command"
         hint = f"see 'hpctk status {run.root}'; fix the cause, {again}"
         raise HpcToolkitError(message, hint=hint)
@@ -125,9 +118,9 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
     run = Run.open(path)
     wanted = list_stage(workload=workload, options=options, **settings)
     changed = run.manifest.stages[0].differences(wanted)
-    if run.manifest.campaign is not None or run.snapshot().items != items:
+    if run.manifest.campaign is not None or run.items() != items:
         changed.append("items")
-    elif not run.snapshot().sealed:
+    elif not run.view.stages[wanted.name].log.sealed:
         message = f"{path} is open for more items"
         raise ConfigError(message, hint=f"'hpctk add {path} --seal' allows no further items")
     if changed:

@@ -7,7 +7,6 @@ import os
 import stat
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +27,7 @@ from hpc_toolkit.queue.lists import Types
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import replace_file
-from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, StageSpec, WorkloadSpec, shown_item
+from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, StageSpec, shown_item
 from hpc_toolkit.rundir.trust import OWNER, check_trust, refuse_untrusted, trusted, trusted_file
 from hpc_toolkit.system.options import only_given, spelled
 from hpc_toolkit.system.quantities import counted, format_size
@@ -104,15 +103,6 @@ def init(
     copy_code: Annotated[
         bool, switch("--copy-code", "Copy your code into the run, for its workers.")
     ] = False,
-    from_: Annotated[
-        Path | None,
-        value(
-            "SNAPSHOT.json",
-            "Start from a snapshot: its items, results and settings. Other options override "
-            "the settings.",
-            "--from",
-        ),
-    ] = None,
     **given: Any,
 ) -> None:
     """Create a run: a directory with items and the code to call.
@@ -124,7 +114,7 @@ def init(
     """
     file = given.get("config")
     if file is not None and (stages := lists.read_stages(Path(file))) is not None:
-        others = only_given({**given, "campaign": campaign, "from": from_, "open": open_ or None})
+        others = only_given({**given, "campaign": campaign, "open": open_ or None})
         for name in others.keys() - {"config"}:
             message = f"{spelled(name)}: {file} has stages, each with its own options"
             raise ConfigError(message, hint="write it into the table of a stage")
@@ -136,19 +126,11 @@ def init(
         from hpc_toolkit.campaign.settings import read_campaign
         from hpc_toolkit.engines.localcampaign import make_campaign_run
 
-        if sources or from_ or open_ or copy_code or options or settings:
+        if sources or open_ or copy_code or options or settings:
             message = "--campaign: no other option can be given"
             raise ConfigError(message, hint="put all settings into the campaign file")
         wanted = read_campaign(campaign)
         print(make_campaign_run(Path(run), wanted, wanted.path, str(campaign)).root)
-        return
-    if from_ is not None:
-        if sources:
-            one = spelled(next(iter(sources)))
-            message = f"--from and {one} exclude each other: a snapshot contains its items"
-            raise ConfigError(message, hint="create the run with --open, then 'hpctk add' more")
-        how = {"open_end": True if open_ else None, "copy_code": copy_code}
-        _init_from(run, from_, settings, options, **how)
         return
     types = Types()
     items = types.note(lists.make_items(sources, settings.get("command")))
@@ -159,27 +141,6 @@ def init(
         raise lists.with_line(error, sources) from error
     _show_made(made)
     lists.note_types(types, sources)
-
-
-def _init_from(
-    run: str, snapshot: Path, changes: dict[str, Any], options: dict[str, Any], **how: Any
-) -> None:
-    from hpc_toolkit.results.snapshots import read_snapshot
-
-    found = read_snapshot(snapshot)
-    workload, command = changes.pop("workload", None), changes.pop("command", None)
-    if workload is not None or command is not None:
-        path = (str(Path.cwd()),) if workload is not None else ()
-        changes["workload"] = WorkloadSpec(
-            function=workload, command=command, options=options, path=path
-        )
-    elif options:
-        before = found.manifest.stages[0].workload
-        changes["workload"] = replace(before, options={**before.options, **options})
-    made = Run.restore(run, found, changes=changes, **how)
-    done = len(found.kept)
-    print(f"{done} of {len(found.items)} items are done already", file=sys.stderr)
-    _show_made(made)
 
 
 def _show_made(run: Run) -> None:

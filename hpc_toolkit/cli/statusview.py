@@ -30,7 +30,7 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import list_names
 from hpc_toolkit.rundir.layout import RunPaths, all_runs, find_run, refuse_removed
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.system.options import Option, Panels, flag, spelled
+from hpc_toolkit.system.options import Option, Panels, flag
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.record import asdict
 from hpc_toolkit.system.terminal import columns, cut, note, pad, printable, show_error
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.training.progress import Progress, Training
 
-Export = Callable[..., None]
-
 _WATCH_S = 2.0
 _OUTPUT_CHARS = 160
 
@@ -52,18 +50,7 @@ PANELS: Panels = {
         flag("watch", "Follow the run until it is complete; on a terminal with keys."),
         flag("check", "Exit with 1 if items have failed."),
         flag("slurm/no-slurm", "Ask Slurm for the state of the run's jobs.")._replace(default=True),
-        Option(
-            "prometheus",
-            "Write metrics to FILE.prom for node_exporter, and print nothing.",
-            "FILE.prom",
-        ),
         Option("on_end", "With --watch: run this command at the end; see $HPCTK_STATE.", "COMMAND"),
-        Option(
-            "on_stall",
-            "With --watch: run it if no item was finished for this time.",
-            "DURATION COMMAND",
-            values=2,
-        ),
         flag("verbose", "Show the CPUs, GPUs and memory of each worker.", short="-v"),
     )
 }
@@ -87,29 +74,22 @@ def status(run: str | None, **given: Any) -> None:
         hpctk status
         hpctk status runs/eval --watch
         hpctk status --watch --on-end 'notify-send "$HPCTK_RUN: $HPCTK_STATE"'
-        hpctk status --prometheus /var/lib/node_exporter/hpctk.prom
     """
     as_json, verbose, watch = bool(given["json"]), bool(given["verbose"]), bool(given["watch"])
     runs = all_runs()
     hooks = _hooks(given, watch=watch)
-    export = None
-    if given["prometheus"] is not None:
-        from hpc_toolkit.cli.hooks import prometheus_file
-
-        export = prometheus_file(Path(given["prometheus"]))
     screen = False
-    if watch and not as_json and export is None:
-        from hpc_toolkit.cli.screen import is_capable
+    if watch and not as_json:
+        from hpc_toolkit.cli.liveview import is_capable
 
         screen = is_capable(sys.stdin, sys.stdout)
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
-        troubled = _overview(runs, export, as_json=as_json, verbose=verbose)
+        troubled = _overview(runs, as_json=as_json, verbose=verbose)
     elif isinstance(opened := _opened(find_run(run)), Run):
-        troubled = _of_run(opened, given, hooks, export, screen=screen)
-    elif unfit := [name for name in ("prometheus", "on_end", "on_stall") if given[name]]:
-        option = spelled(unfit[0])
-        message = f"{opened.root} is the directory of a training: {option} is for runs"
-        raise ConfigError(message, hint=f"leave out {option}, or name a run")
+        troubled = _of_run(opened, given, hooks, screen=screen)
+    elif given["on_end"]:
+        message = f"{opened.root} is the directory of a training: --on-end is for runs"
+        raise ConfigError(message, hint="leave out --on-end, or name a run")
     else:
         read = partial(opened.progress, ask=given["slurm"])
         troubled = _follow_training(read, watch=watch, as_json=as_json, screen=screen)
@@ -126,19 +106,13 @@ def _may_be_measured(paths: RunPaths) -> bool:
     return first is not None and first.job is not None
 
 
-def _of_run(
-    run: Run, given: dict[str, Any], hooks: Hooks | None, export: Export | None, *, screen: bool
-) -> bool:
+def _of_run(run: Run, given: dict[str, Any], hooks: Hooks | None, *, screen: bool) -> bool:
     """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
-    verbose = bool(given["verbose"])
-    slurm = given["slurm"] and export is None  # the metrics have no jobs
+    verbose, slurm = bool(given["verbose"]), given["slurm"]
 
     from hpc_toolkit.submit.kept import kept_jobs
 
     def show(now: Status, records: list[JobRecord]) -> None:
-        if export is not None:
-            export(now)
-            return
         used = None
         if now.complete and (records or _may_be_measured(run.paths)):
             # Asked once, when nothing changes any more.
@@ -172,14 +146,13 @@ def _of_run(
 
 def _hooks(given: dict[str, Any], *, watch: bool) -> Hooks | None:
     if not watch:
-        for name in ("on_end", "on_stall"):
-            if given[name]:
-                hint = "add --watch: the command runs when that happens"
-                raise ConfigError(f"{spelled(name)} needs --watch", hint=hint)
+        if given["on_end"]:
+            hint = "add --watch: the command runs when that happens"
+            raise ConfigError("--on-end needs --watch", hint=hint)
         return None
     from hpc_toolkit.cli.hooks import Hooks
 
-    return Hooks(given["on_end"], given["on_stall"])
+    return Hooks(given["on_end"])
 
 
 def _opened(root: Path) -> Run | Training:
@@ -270,8 +243,8 @@ def _follow(
             records = jobs.read(ask=slurm)
 
 
-def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose: bool) -> bool:
-    """Print or export each run; whether one has failed items, or cannot be read."""
+def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
+    """Print each run; whether one has failed items, or cannot be read."""
 
     from hpc_toolkit.system.binding import Place
 
@@ -280,15 +253,10 @@ def _overview(runs: list[Path], export: Export | None, *, as_json: bool, verbose
         try:
             run = Run.open(find_run(str(path)))
             is_search = run.manifest.campaign is not None  # which the forecast comes with
-            found.append(run.status(forecast=is_search or export is not None))
+            found.append(run.status(forecast=is_search))
         except RunError as error:
             show_error(error)
     troubled = len(found) < len(runs) or any(map(failed_items, found))
-    if export is not None:
-        export(*found)
-        if len(found) < len(runs):
-            sys.exit(1)  # otherwise nobody would notice that the metrics of a run are missing
-        return troubled
     if as_json:
         print(json.dumps([one.to_json() for one in found]))
         return troubled

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, Panels, flag, many
-from hpc_toolkit.system.quantities import parse_duration, parse_size
+from hpc_toolkit.system.quantities import counted, parse_duration, parse_size
 from hpc_toolkit.system.ranks import RankInfo, host_name, other_hosts, other_job
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note, printable
@@ -38,7 +38,7 @@ FAIL_ON_FAILED = "Exit with 1 if items have failed for good."
 
 PANELS: Panels = {
     "Options": (
-        Option("workers", "Local workers, outside srun. [default: one per GPU, else 1]", "N"),
+        Option("workers", "Local workers. [default: one per GPU, else 1; in a step 1]", "N"),
         Option(
             "deadline", "Exit before this time, or @EPOCH. [default: the job's end]", "DURATION"
         ),
@@ -84,7 +84,8 @@ def register(app: Commands) -> None:
 def work(run: str | None, **given: Any) -> None:
     """Process the items of a run with local workers.
 
-    Inside an srun step this process becomes one worker; with --engine ray the workers are actors.
+    Inside an srun step this process becomes one worker, or starts several that divide the CPUs,
+    GPUs and memory of its task; with --engine ray the workers are actors.
     Exits with 0 when all items are finished, failed items included, and with 75 when items are left
     because time is up or the worker was asked to exit. ^C lets the running items finish.
 
@@ -152,10 +153,13 @@ def _work(
             from hpc_toolkit.engines.raydriver import work_on_ray
 
             return with_progress(run, partial(work_on_ray, run, workers, options, on_ray))
-        if warning := unused(rank, workers, os.environ):
-            note(warning, "warning")
         if rank.in_step:
-            return run.work(None, options)
+            if workers is not None and workers > 1:
+                shares = divide_task(shares, rank, workers)
+            return run.work(None if workers == 1 else workers, options, shares=shares)
+        spans = any("nodes" in (stage.needs or {}) for stage in run.manifest.stages)
+        if not spans and (warning := unused(workers, os.environ)):
+            note(warning, "warning")
         from hpc_toolkit.system.gpus import visible_gpus
 
         count = workers if workers is not None else shares.workers_on(len(visible_gpus()))
@@ -167,11 +171,8 @@ def _work(
         return with_progress(run, partial(run.work, count, options, shares=shares))
 
 
-def unused(rank: RankInfo, workers: int | None, environ: Mapping[str, str]) -> str:
-    """Return a warning about an option that has no effect, or tasks of the job without workers."""
-    if rank.in_step:
-        said = f"--workers {workers} has no effect in a step: each of its tasks is one worker"
-        return said if workers not in (None, 1) and rank.rank == 0 else ""
+def unused(workers: int | None, environ: Mapping[str, str]) -> str:
+    """Return a warning about hosts or tasks of the job without workers; outside a step."""
     hosts, starter = other_hosts(environ)
     if hosts > 1:
         here = f"this job has {hosts} hosts; these workers start on this one only"
@@ -181,6 +182,27 @@ def unused(rank: RankInfo, workers: int | None, environ: Mapping[str, str]) -> s
         return ""
     where = "these workers start on this host only; 'srun hpctk work' uses all tasks"
     return f"this job has {tasks} tasks, nodes: {nodes}; {where}"
+
+
+def divide_task(shares: Shares, rank: RankInfo, workers: int) -> Shares:
+    """The shares of the workers of this task of a step, which gets its own GPUs and CPUs before."""
+    from hpc_toolkit.system.binding import bind_rank, place_workers, read_machine
+    from hpc_toolkit.system.gpus import rank_environment
+
+    os.environ.update(rank_environment(os.environ))
+    bind_rank()
+    shares, machine = replace(shares, divided=True), read_machine()
+    # What job scripts set, for one worker in a task.
+    if os.environ.get("OMP_NUM_THREADS") == os.environ.get("SLURM_CPUS_PER_TASK"):
+        os.environ.pop("OMP_NUM_THREADS", None)
+    first, other, *_ = place_workers(machine, shares, workers)
+    if rank.rank == 0 and not first.cpus:
+        have = counted(machine.cpus, "CPU")
+        note(f"the {workers} workers of each task share its {have}", "warning")
+    elif rank.rank == 0:
+        said = f"{workers} workers in each task; of this one the first has {first}"
+        print(f"{said}; the second {other}", file=sys.stderr)
+    return shares
 
 
 def with_progress(run: Run, work_on: Callable[[], int]) -> int:

@@ -12,6 +12,7 @@ from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.slurm.clusters.choice import fitting_site, named_site
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, number_of_nodes, with_gpus
+from hpc_toolkit.system.binding import equal_part
 from hpc_toolkit.system.quantities import HOUR_S, counted, format_mem
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class Node:
     cpus: int | None
     mem_mib: int | None
     workers: int
+    per_task: int = 1
+    """Workers that divide the resources of one task."""
+    spans: int = 1
+    """Nodes on which the items of the job's only task may start steps."""
     why: str
     price_per_hour: float | None
     """Price of the node with its GPUs; ``watts`` likewise."""
@@ -200,11 +205,11 @@ class Ask:
 
     @property
     def workers(self) -> int:
-        return self.nodes * self.node.workers
+        return self.nodes // self.node.spans * self.node.workers
 
 
 def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = False) -> Ask:
-    from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, ranks, site_of
+    from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, site_of
     from hpc_toolkit.slurm.render.values import parse_array
 
     # Its indices may be more than one array can have; 'hpctk submit' sends several arrays then.
@@ -227,11 +232,10 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
         time_s=full.time or 0,
         gpu_type=full.gpu_type,
     )
-    node = Node.of(fitting, gpus, ranks(full), "as the script says")
-    # Ranks have what their job requests, and not what the node has.
+    node = Node.of(fitting, gpus, 1, "as the script says")
     return Ask(
         needs=needs,
-        node=replace(node, cpus=needs.cpus, mem_mib=needs.mem_mib or node.mem_mib),
+        node=_granted(node, full, needs),
         most_s=site.max_walltime_s,
         most_nodes=number_of_nodes(fitting) if site.kinds else site.nodes,
         jobs=jobs,
@@ -239,6 +243,18 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
         array=spec.array is not None,
         remarks=tuple(_remarks(spec, full, cluster, fitting)),
     )
+
+
+def _granted(node: Node, full: ScriptSpec, needs: Needs) -> Node:
+    """The node with what a job gets of it, and the workers that the script starts there."""
+    from hpc_toolkit.slurm.render.directives import ranks
+
+    per_task = full.workers_per_task or 1
+    # Ranks have what their job requests, and not what the node has.
+    node = replace(node, cpus=needs.cpus, mem_mib=needs.mem_mib or node.mem_mib)
+    if full.one_rank:
+        return replace(node, workers=per_task, per_task=per_task, spans=full.nodes)
+    return replace(node, workers=ranks(full) * per_task, per_task=per_task)
 
 
 def _remarks(
@@ -304,11 +320,24 @@ def lacks(node: Node, time_s: float | None, needs: Mapping[str, Any]) -> str:
     """Why no worker of such a job holds items with these needs; "" if one may."""
     from hpc_toolkit.system.needs import unmet  # few runs have needs
 
-    each = {"gpus": node.gpus, "cpus": node.cpus, "memory": node.mem_mib and node.mem_mib << 20}
-    has = {key: one / node.workers for key, one in each.items() if one is not None}
-    has["time"] = math.inf if time_s is None else time_s
-    why = unmet({key: one for key, one in needs.items() if key in has}, [has])
+    has = [_has(node, worker, time_s) for worker in range(node.per_task)[:2]]
+    why = unmet({key: one for key, one in needs.items() if key in has[0]}, has)
     return why.replace("no worker", "no worker of this job")
+
+
+def _has(node: Node, worker: int, time_s: float | None) -> dict[str, Any]:
+    """What one worker of a task has; other than the second, the first has the remainders too."""
+    each = {"gpus": node.gpus, "cpus": node.cpus, "memory": node.mem_mib and node.mem_mib << 20}
+    tasks = node.workers // node.per_task
+    task = {key: one / tasks for key, one in each.items() if one is not None}
+    has = {"nodes": 1 if worker else node.spans, **task}
+    for key in ("gpus", "cpus") if node.per_task > 1 else ():
+        if key in task:
+            has[key] = equal_part(int(task[key]), node.per_task, worker)
+    if "memory" in task and node.per_task > 1:  # each CPU brings an equal part
+        part = has["cpus"] / task["cpus"] if task.get("cpus") else 1 / node.per_task
+        has["memory"] = task["memory"] * part
+    return {**has, "time": math.inf if time_s is None else time_s}
 
 
 def costs(ask: Ask, node_hours: float) -> str:

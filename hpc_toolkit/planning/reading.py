@@ -275,7 +275,7 @@ def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stag
         if not search.exhaustive:  # else every arm is evaluated, whatever the search chooses
             wall_s = decisions[-1].wall_s if decisions else 0.0
             ends_s = search.wall_hours and max(0.0, search.wall_hours * HOUR_S - wall_s)
-            work = replace(work, ends_s=ends_s, may_stop=search.win_probability is not None)
+            work = replace(work, ends_s=ends_s)
             facts["most_workers"] = search.most_pending * len(names)
     stages = [stage.with_rounds(rounds.get(stage.name, [])) for stage in work.stages]
     return replace(work, stages=(*stages[:-1], replace(stages[-1], **facts)))

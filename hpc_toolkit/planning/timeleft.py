@@ -66,8 +66,6 @@ def _forecast(work: Work) -> TimeLeft | None:
         # How long the other stages take is not known, so only the lower end is.
         return TimeLeft(low_s=found.low, eta_s=None, high_s=None, **facts)
     low_s = found.low / _WIDER
-    if work.may_stop:
-        low_s = forecast([stage for stage in known if not stage.coming]).low
     return TimeLeft(low_s=low_s, eta_s=found.median, high_s=found.high * _WIDER, **facts)
 
 

@@ -127,8 +127,6 @@ class Work:
     """Whether no further items can come; items that a campaign may request are in the stages."""
     ends_s: float | None = None
     """Seconds after which a search requests nothing more; None: no such limit."""
-    may_stop: bool = False
-    """Whether the search may end before it has requested everything that it may request."""
     assumed: tuple[str, ...] = ()
     """Assumptions about items to come, in sentences."""
 

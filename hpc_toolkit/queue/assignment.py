@@ -187,7 +187,7 @@ class Picker(Record, frozen=False, stateful=True):
         """Low for what comes first: a larger priority, then needs that fewer workers fulfil."""
         spec = self.view.stages[name].specs[want]
         needs = spec.needs or {}
-        more = (-needs.get(key, 0) for key in ("gpus", "memory"))
+        more = (-needs.get(key, 0) for key in ("nodes", "gpus", "memory", "cpus"))
         return (-(spec.priority or 0), *more, -len(needs), [*self.view.stages].index(name))
 
     def _take_in(self, name: str, stage: StageView, *, news: bool) -> None:

@@ -52,9 +52,10 @@ class Following:
         """The wants of items to come; in a graph, with their numbers."""
         self._taken = 0
         self._made: set[Origin] = set()
+        self._news = self._before[0].state.watch() if stage.spec.by is None else set[str]()
+        """Units of the stage before of which something new was read, if there is no ``by``."""
         self._open: dict[str, UnitState] = {}
-        """Units of the stage before with items of which nothing was made, if there is no ``by``."""
-        self._units = 0
+        """Units with items that are done, and of which nothing was made yet."""
         self._known: tuple[list[int], dict[str, list[list[Ref]]]] = ([], {})
         self._since: dict[Origin, float] = {}
         """When this process first saw that items can be made."""
@@ -82,13 +83,19 @@ class Following:
             body = encode_segment(
                 lines, group_by=spec.group_by, items_per_claim=size, **self._named(ready)
             )
-            added |= log.add_segment(body, revived=True)
+            left = partial(self._left_to_make, ready)
+            added |= log.add_segment(body, revived=True, again=left)
             self._stage.poll_log()
         if not log.sealed and not log.hidden and self.is_over:
             log.seal()
             self._stage.poll_log()
             added = True
         return added
+
+    def _left_to_make(self, origins: list[Any]) -> bool:
+        """Whether no segment that was read has items of these origins."""
+        self._note_made()
+        return self._made.isdisjoint(origins)
 
     def _wants_of(self, _origins: list[Any]) -> list[str]:
         return []
@@ -119,17 +126,18 @@ class Following:
         self._note_made()
         if self._stage.spec.by is None:
             (stage,) = self._before
-            for ref in of_kind(stage, ItemState.FAILED):
+            for ref in failed_items(stage):
                 if ref not in self._made:
                     yield self._read[stage.spec.name].item(ref)
             yield from self._skipped_before()
             return
         names = {self._name(item) for item in self._skipped_before()}
-        for name, refs in self._combinations().items():
-            if any(self._kind(stage, ref) is ItemState.FAILED for stage, ref in self._each(refs)):
-                names.add(name)
+        combinations = self._combinations()
+        for stage in self._before if combinations else ():
+            read = self._read[stage.spec.name]
+            names.update({self._name(read.item(ref)) for ref in failed_items(stage)} - {None})
         if None in names:
-            names.update(self._combinations())
+            names.update(combinations)
         yield from (json.loads(one) for one in names - self._made if one is not None)
 
     def coming(self, expected: dict[str, int]) -> int:
@@ -143,7 +151,7 @@ class Following:
             is_one = not self._stage.spec.by and not self._made
             return int(is_one and next(self.skipped(), None) is None)
         (stage,) = self._before
-        failed = sum(ref not in self._made for ref in of_kind(stage, ItemState.FAILED))
+        failed = sum(ref not in self._made for ref in failed_items(stage))
         return max(0, expected[stage.spec.name] - failed - len(self._made))
 
     def rounds(self) -> list[list[Item]]:
@@ -184,19 +192,22 @@ class Following:
     def _done(self) -> Iterator[Ref]:
         """Items before that are done, and of which nothing was made yet."""
         (stage,) = self._before
-        units = stage.state.units
-        if len(units) > self._units:
-            self._open.update(list(units.items())[self._units :])
-            self._units = len(units)
+        if self._news:
+            self._open.update((name, stage.state.units[name]) for name in self._news)
+            in_order = sorted(self._open.values(), key=lambda one: (one.unit.entry, one.unit.first))
+            self._open = {one.unit.name: one for one in in_order}
+            self._news.clear()
         for name, state in list(self._open.items()):
-            entry, left = state.unit.entry, state.unit.count
-            for position in list(stage.state.touched(state)):
-                if (entry, position) in self._made:
-                    left -= 1
-                elif stage.state.item_state(state, position) is ItemState.DONE:
-                    yield entry, position
-            if not left:
-                del self._open[name]
+            entry = state.unit.entry
+            done = [
+                (entry, position)
+                for position in stage.state.touched(state)
+                if (entry, position) not in self._made
+                and stage.state.item_state(state, position) is ItemState.DONE
+            ]
+            yield from done
+            if not done:
+                self._open.pop(name, None)
 
     def _combinations(self) -> dict[str, list[list[Ref]]]:
         """The items of each combination of the values of ``by``; none until all are known."""
@@ -368,16 +379,18 @@ def _unit(stage: StageView, ref: Ref) -> UnitState:
     return stage.state.units[found.unit_of(position).name]
 
 
+def failed_items(stage: StageView) -> Iterator[Ref]:
+    state = stage.state
+    # Without a table only a line shows a failure, and few of many units have such lines.
+    names = sorted(state.begun) if stage.log.table is None else state.units
+    for unit in [state.units[name] for name in names]:
+        for position in list(state.touched(unit)) if unit.clean is None else ():
+            if state.item_state(unit, position) is ItemState.FAILED:
+                yield unit.unit.entry, position
+
+
 def _refs(stage: StageView) -> Iterator[Ref]:
     """All items of a stage, unit by unit."""
     for entry, segment in stage.log.segments.items():
         for unit in segment.units:
             yield from ((entry, position) for position in unit.items)
-
-
-def of_kind(stage: StageView, kind: ItemState) -> Iterator[Ref]:
-    for state in stage.state.units.values():
-        if state.clean is None:
-            for position in list(stage.state.touched(state)):
-                if stage.state.item_state(state, position) is kind:
-                    yield state.unit.entry, position

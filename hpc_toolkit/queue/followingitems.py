@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.queue.following import Absent, Following, Ref, of_kind, with_places
+from hpc_toolkit.queue.following import Absent, Following, Ref, failed_items, with_places
 from hpc_toolkit.queue.graph import GRAPH, Graph
 from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.log import damaged
@@ -45,7 +45,6 @@ class FollowingItems(Following):
         self._is_done = bytearray(len(graph))
         self._free = {number for number, count in enumerate(self._left) if not count}
         """Items that can be added."""
-        self._news = stage.state.watch()
         self._added = 0
         self.wants = Counter(graph.wants or [STAGES])
 
@@ -80,6 +79,10 @@ class FollowingItems(Following):
 
     def _ready(self) -> Iterator[int]:
         yield from sorted(self._free)
+
+    def _left_to_make(self, origins: list[Any]) -> bool:
+        self._note_made()
+        return self._free.issuperset(origins)
 
     def _unit_size(self, origins: list[Any]) -> None:
         """Units as in a list of these items."""
@@ -116,7 +119,7 @@ class FollowingItems(Following):
         segments = self._stage.log.segments
         failed = [
             (segments[entry].numbers or ())[position]
-            for entry, position in of_kind(self._stage, ItemState.FAILED)
+            for entry, position in failed_items(self._stage)
         ]
         found: set[int] = set()
         while failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -253,15 +253,22 @@ class StageLog:
         files.write_new(self.paths.root / target, chunks)
         return target
 
-    def add_segment(self, lines: Iterable[bytes], *, revived: bool = False) -> bool:
+    def add_segment(
+        self,
+        lines: Iterable[bytes],
+        *,
+        revived: bool = False,
+        again: Callable[[], bool] | None = None,
+    ) -> bool:
         """Write a segment and try to add it; False if another process was faster.
 
         ``revived``: it may follow the seal, as a retry gave an earlier stage results (rule R17).
+        ``again``: whether to try once more to add it, behind the entries that were faster.
         """
         if self.sealed and not revived:
             message = f"stage {self.paths.name!r} of {self.paths.root.parent.parent} is sealed"
             raise RunError(message, hint="create the run with --open to add items later")
-        return bool(self._publish("items", ".jsonl", lines))
+        return bool(self._publish("items", ".jsonl", lines, again))
 
     def add_retry(self, floors: list[tuple[int, int, int]]) -> bool:
         """Try to lift failures up to a generation: (entry, position, floor) of each item."""
@@ -272,14 +279,24 @@ class StageLog:
         """Try to publish a table; return the name of its payload, or "" as :meth:`append`."""
         return self._publish("results", ".jsonl", chunks)
 
-    def _publish(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> str:
+    def _publish(
+        self,
+        kind: str,
+        suffix: str,
+        chunks: Iterable[bytes],
+        again: Callable[[], bool] | None = None,
+    ) -> str:
         target = self.write_payload(kind, suffix, chunks)
-        if self.append(target):
-            self.poll()
-            return target
-        (self.paths.root / target).unlink(missing_ok=True)  # our own, and no entry names it
-        self._follow()
-        return ""
+        while not self.append(target):
+            if again is not None:
+                self._follow()
+                if again():
+                    continue
+            (self.paths.root / target).unlink(missing_ok=True)  # our own, and no entry names it
+            self._follow()
+            return ""
+        self.poll()
+        return target
 
     def _follow(self) -> None:
         """Read the entry that won the number tried; it may become visible late."""

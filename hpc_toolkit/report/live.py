@@ -21,7 +21,6 @@ from hpc_toolkit.report.panel import (
     DIM,
     WARN,
     Row,
-    clock_time,
     panel,
     rate_text,
     short_panel,
@@ -30,36 +29,16 @@ from hpc_toolkit.report.terminal import Look, draw, draw_line, text_indent
 from hpc_toolkit.results.workers import ALIVE, DIED, HostLine, WorkerLine
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.system.quantities import counted, format_duration
-from hpc_toolkit.system.terminal import columns, cut, pad, printable, split_at, wrap
+from hpc_toolkit.system.terminal import columns, cut, pad, printable, split_at
 
 if TYPE_CHECKING:
-    from hpc_toolkit.results.events import Recent
     from hpc_toolkit.results.status import Status
 
 
 _NARROW = 49
 """Texts of fewer columns are short."""
-_EVENTS = 5
-"""Events that stay on the screen although not all hosts fit."""
 _OLD_S = 5.0
-_KEYS = (
-    ("d", "drain"),
-    ("r", "retry"),
-    ("e", "explain"),
-    ("l", "log"),
-    ("w", "workers"),
-    ("?", "help"),
-    ("q", "quit"),
-)
-HELP = (
-    "d        ask all workers to exit after their current item",
-    "r        make failed items pending again",
-    "e        explain the first failure: its attempts and the traceback",
-    "l        show the end of a log: of the worker with the newest failure shown, else of a job",
-    "w        show every host and its workers",
-    "j, k     scroll by a line; also the arrow keys, page up, page down, g and G",
-    "q        quit; the run goes on",
-)
+_KEYS = ("w workers  j, k scroll  q quit", "w  j k  q quit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +48,8 @@ class Live:
     now: Status
     jobs: Sequence[JobRecord] = ()
     hosts: Sequence[HostLine] = ()
-    events: Sequence[Recent] = ()
     age_s: float = 0.0
     """Seconds since the worker was read that was not read for the longest time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A text in place of the run's state."""
-
-    title: str
-    lines: Sequence[str]
 
 
 @dataclass(slots=True)
@@ -92,34 +62,16 @@ class Choices:
     """Whether these workers are shown with their CPUs, GPUs and memory."""
     offset: int = 0
     """Lines scrolled past."""
-    page: Page | None = None
-    question: str = ""
-    """A question in the last line."""
     message: str = ""
-    """The answer to the last key."""
-    is_error: bool = False
+    """A warning in place of the line of keys."""
 
 
 def screen_lines(live: Live, chosen: Choices, look: Look, rows: int) -> list[str]:
     """The lines of a screen of ``rows`` rows; corrects an offset beyond the end."""
     room = max(1, rows - 1)
-    if chosen.page is not None:
-        title = [Row("", chosen.page.title, is_title=True)]
-        head, body = draw(title, look), _page_lines(chosen.page, look)
-    else:
-        fitted = None if chosen.expanded or chosen.offset else room
-        lines = _body(live, look, chosen, fitted)
-        head, body = lines[:1], lines[1:]
-    shown = _window(head, body, chosen, room, look)
+    lines = _body(live, look, chosen, None if chosen.expanded or chosen.offset else room)
+    shown = _window(lines[:1], lines[1:], chosen, room, look)
     return [*shown, *[""] * (room - len(shown)), _footer(chosen, look)][:rows]
-
-
-def _page_lines(page: Page, look: Look) -> list[str]:
-    return [
-        part
-        for line in page.lines
-        for part in wrap(look.plain(line.replace("\t", "    ")), look.columns, indent="  ")
-    ]
 
 
 def _window(head: list[str], body: list[str], chosen: Choices, room: int, look: Look) -> list[str]:
@@ -134,28 +86,25 @@ def _window(head: list[str], body: list[str], chosen: Choices, room: int, look: 
 
 
 def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str]:
-    """All lines; with a ``room``, fewer hosts and events so that all else fits."""
+    """All lines; with a ``room``, fewer hosts so that all else fits."""
     top = short_panel(live.now, live.jobs, hosts=len(live.hosts), columns=look.columns)
-    text = replace(look, columns=look.columns - text_indent([*top, Row("events", "")], look))
+    text = replace(look, columns=look.columns - text_indent([*top, Row("hosts", "")], look))
     top = [replace(row, text=_cut(row.text, text)) if row.tone == DIM else row for row in top]
     if live.age_s > _OLD_S:
         old = format_duration(live.age_s)
         top.append(Row("", f"read in turn, so some counts are {old} old", DIM))
     places = live.now.places if chosen.verbose else {}
     hosts = _host_rows(live.hosts, text, places, expanded=chosen.expanded)
-    events = [_event_row(one, text, is_first=not number) for number, one in enumerate(live.events)]
-    lines = draw([*top, *hosts, *events], look)
+    lines = draw([*top, *hosts], look)
     if room is None or len(lines) <= room:
         return lines
-    # Rows of hosts and events take one line each, because their texts are cut.
-    left = max(0, room - (len(lines) - len(hosts) - len(events)))
-    kept = min(len(events), max(_EVENTS if left > 2 * _EVENTS else left // 2, left - len(hosts)))
-    most = left - kept
+    # Rows of hosts take one line each, because their texts are cut.
+    most = max(0, room - (len(lines) - len(hosts)))
     if len(hosts) > most:
         hosts = hosts[: max(0, most - 1)]
         hidden = len(live.hosts) - sum(row.text.count("% busy") for row in hosts)
         hosts += [Row("", f"and {counted(hidden, 'more host')} (w shows all)", DIM)] if most else []
-    return draw([*top, *hosts, *events[:kept]], look)
+    return draw([*top, *hosts], look)
 
 
 def _host_rows(
@@ -207,31 +156,15 @@ def _worker_row(one: WorkerLine, look: Look, place: dict[str, Any] | None) -> Ro
     return Row("", _cut(f"  {one.name}  {state}  {', '.join(parts)}", look), tone)
 
 
-def _event_row(one: Recent, look: Look, *, is_first: bool) -> Row:
-    what = one.what if one.count == 1 else f"{one.count:,} x {one.what}"
-    where = f", {'last ' if one.count > 1 else ''}on {one.where}" if one.where else ""
-    text = f"{clock_time(one.at)} {what}{where}"
-    return Row("events" if is_first else "", _cut(text, look), WARN if one.is_bad else DIM)
-
-
 def _cut(text: str, look: Look) -> str:
     """The text in one line of these columns."""
     return cut(look.plain(text), look.columns)
 
 
 def _footer(chosen: Choices, look: Look) -> str:
-    if chosen.question:
-        answers = " (y/n)"
-        asked = cut(look.plain(chosen.question), look.columns - len(answers))
-        return draw_line(asked + answers, WARN, look)
     if chosen.message:
-        return draw_line(chosen.message, BAD if chosen.is_error else "", look)
-    if chosen.page is not None:
-        return draw_line("j, k scroll  q back", DIM, look)
-    keys = "  ".join(f"{key} {word}" for key, word in _KEYS)
-    letters = " ".join(key for key, _ in _KEYS)
-    fitting = (keys, letters.replace(" ? q", "  ? help  q quit"), letters)
-    return draw_line(next(one for one in fitting if len(one) <= look.columns), DIM, look)
+        return draw_line(chosen.message, BAD, look)
+    return draw_line(next((one for one in _KEYS if len(one) <= look.columns), "q quit"), DIM, look)
 
 
 _STYLES = {

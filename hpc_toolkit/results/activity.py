@@ -10,11 +10,10 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.presence import FINISHED, Presence
-from hpc_toolkit.results import records
-from hpc_toolkit.results.records import Attempt, Claim, Death, Release, Work
+from hpc_toolkit.results import history as records
+from hpc_toolkit.results.history import Attempt, Claim, Death, History, Release, Work
 from hpc_toolkit.results.sums import Durations, group_name
 from hpc_toolkit.results.workers import (
     ALIVE,
@@ -26,9 +25,6 @@ from hpc_toolkit.results.workers import (
     living_workers,
 )
 from hpc_toolkit.system.clock import Clock
-
-if TYPE_CHECKING:
-    from hpc_toolkit.results.history import History
 
 WORK, LOAD, WAIT, TAIL, FAILED, DUPLICATE = "work", "load", "wait", "tail", "failed", "duplicate"
 RUNNING = "running"
@@ -169,7 +165,7 @@ class _Worker:
 
 
 def read_activity(history: History, clock: Clock) -> Activity:
-    """Sum up all records; ``history`` must be up to date, and nothing may have been read from it.
+    """Sum up all records; nothing may have been read from ``history``.
 
     Times are those of the workers' clocks, less what they are ahead of the file server's. Seconds
     that a clock counts twice, because it was set back, are counted once.
@@ -270,8 +266,6 @@ class _Reader:
         self.found.outcomes[attempt.outcome] += 1
         if attempt.end is None:
             return  # its worker died; what is left of its life is counted at its end
-        if attempt.begin is None and attempt.outcome != records.KILLED:
-            return  # imported from a snapshot
         begin = attempt.end if attempt.begin is None else attempt.begin
         worker = self._worker(attempt.worker, begin)
         if attempt.begin is not None:

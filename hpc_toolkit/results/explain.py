@@ -60,11 +60,6 @@ def retry_failed(
             return len(floors)
 
 
-def retryable(view: RunView) -> int:
-    """Items whose attempts a retry of everything would reset, as far as was read."""
-    return sum(1 for stage in view.stages.values() for _ in _floors(view, stage, "", None))
-
-
 def _floors(
     view: RunView, stage: StageView, match: str, only: FoundItem | None
 ) -> Iterator[tuple[int, int, int]]:

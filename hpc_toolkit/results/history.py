@@ -1,6 +1,5 @@
-"""The history of a run: everything that its files record, as one stream in the order of time.
+"""What the workers of a run wrote into their journals, as one stream in the order of time.
 
-Everything is read from the run's files, without locks, without writes and without calls to Slurm.
 The reader holds a part of each journal, so its memory does not grow with the number of attempts.
 """
 
@@ -9,9 +8,9 @@ from __future__ import annotations
 import heapq
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -19,28 +18,101 @@ from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.state import ItemState, Ref, UnitState
 from hpc_toolkit.queue.view import RunView, StageView
-from hpc_toolkit.results import records
-from hpc_toolkit.results.records import (
-    Attempt,
-    Claim,
-    Death,
-    EntryReader,
-    Life,
-    Record,
-    Release,
-    Submission,
-    Work,
-    lives,
-)
-from hpc_toolkit.results.workers import (
-    chunk_of,
-    end_of_journal,
-    last_line_at,
-    lines_of,
-    living_workers,
-)
+from hpc_toolkit.results.workers import chunk_of, end_of_journal, lines_of
 from hpc_toolkit.rundir.journal import Line, next_release
-from hpc_toolkit.system.clock import Clock, SystemClock
+
+DONE, DUPLICATE, FAILED, PERMANENT = "done", "duplicate", "failed", "permanent"
+KILLED, LOST = "killed", "lost"
+BY_WORKER, BY_FILE, UNKNOWN = "worker", "file", ""
+"""Which clock gave the time of a claim: the worker's, the file server's (mtime), or none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A worker claimed a unit."""
+
+    stage: str
+    unit: str
+    generation: int
+    """From 1; a higher generation took the unit over."""
+    worker: str
+    at: float | None
+    """When the unit run began, else the time of the claim's file if that is its own."""
+    clock: str
+    """What gave ``at``: :data:`BY_WORKER`, :data:`BY_FILE` or :data:`UNKNOWN`."""
+
+
+@dataclass(slots=True, kw_only=True)  # frozen, it would take three times as long to make
+class Attempt:
+    """One attempt at an item, which ended."""
+
+    stage: str
+    entry: int
+    """Log entry of the item's segment."""
+    position: int
+    """Position of the item in its segment."""
+    item: int
+    """Number of the item in the run, from 0, in the given order: as ``explain --item`` takes it."""
+    group: Any
+    """Group of the unit's first item; None without groups."""
+    unit: str
+    generation: int
+    number: int
+    """1 for the first attempt of the item; deaths and results do not count, only failures do."""
+    worker: str
+    host: str
+    """Host of the worker; "" if unknown."""
+    begin: float | None
+    """``end`` minus the seconds that the item took; None if unknown."""
+    end: float | None
+    """None: the worker died, and no file records when."""
+    outcome: str
+    """``done``; ``duplicate``: a result that does not count, because another one does; ``failed``;
+    ``permanent``: failed and not retried; ``killed``: its executor died; ``lost``: its worker died.
+    Which item an executor or worker was running is a guess: the first one without a result."""
+    error: str
+    """First line of the error, or what showed the death; "" for a result."""
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.begin is None or self.end is None else self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A worker ended its run of a unit, and writes no more lines for this generation."""
+
+    stage: str
+    unit: str
+    generation: int
+    worker: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A generation whose worker or executor died; a death is recorded when it is seen."""
+
+    stage: str
+    unit: str
+    generation: int
+    item: int
+    """Number of the suspect in the run: the item that was first without a result."""
+    worker: str
+    """The worker that died, or whose executor died."""
+    host: str
+    by: str
+    """The worker that recorded it; equal to ``worker`` if an executor died."""
+    evidence: str
+    """``lock``, ``lease``, ``slurm``, or ``executor killed by SIGKILL`` and the like."""
+    explained: str
+    """Why no item is suspected, such as ``drain`` or ``node failure``; "" otherwise."""
+    at: float
+    """When it was recorded, by the clock of ``by``."""
+
+
+Work = Claim | Attempt | Release | Death
+
 
 _AHEAD = 1 << 16
 """Bytes read at once to find the end of a unit run: most are shorter."""
@@ -57,7 +129,6 @@ _Run = tuple[str, int]
 class _Course:
     """How far one journal was read."""
 
-    offset: int = 0
     run: _Run = ("", 0)
     """The unit run of its last line."""
     unit: _Unit | None = None
@@ -104,19 +175,16 @@ class _Unit(NamedTuple):
 
     def claim(self, generation: int, worker: str, at: float | None = None) -> Claim:
         """A claim whose unit run began ``at``; if that is unknown, use the time of its file."""
-        clock = records.BY_WORKER
+        clock = BY_WORKER
         if at is None:
             at = self._file_time(generation)
-            clock = records.UNKNOWN if at is None else records.BY_FILE
+            clock = UNKNOWN if at is None else BY_FILE
         return Claim(
             **self.place,
             generation=generation,
             worker=worker,
             at=at,
             clock=clock,
-            items=self.state.unit.count,
-            group=self.group,
-            taken_from=self.owner(generation - 1) if generation > 1 else None,
         )
 
     def owner(self, generation: int) -> str | None:
@@ -136,80 +204,36 @@ class _Unit(NamedTuple):
 
 
 class History:
-    """Reads the records of a run; each call goes on where the last one ended.
+    """The records of a run as its files are when it is made; they can be read once.
 
-    Call :meth:`refresh` before. A journal that cannot be read is skipped, as in a status; the
-    view's ``unreadable`` then has the error. ``jobs`` returns all jobs submitted so far.
+    A journal that cannot be read is skipped, as in a status; the view's ``unreadable`` then has
+    the error. Times are epoch seconds of the workers' clocks.
     """
 
-    def __init__(
-        self,
-        view: RunView,
-        clock: Clock | None = None,
-        jobs: Callable[[], Iterable[Submission]] = lambda: (),
-    ) -> None:
+    def __init__(self, view: RunView) -> None:
         self.view = view
-        self.presences: dict[str, Presence | None] = {}
-        """The workers' presences when they were last read."""
-        self.alive: set[str] = set()
-        """The workers that seemed alive when :meth:`records` was last called."""
-        self._clock = clock or SystemClock()
-        self._jobs = jobs
-        self._entries = EntryReader(view)
-        self._known: set[tuple[str, str]] = set()
-        """States of workers, and jobs, whose records were returned."""
-        self._courses: dict[str, _Course] = {}
         self._first: dict[tuple[str, int], int] = {}
-        self._claimed: dict[str, dict[str, int]] = {name: {} for name in view.stages}
         self._shown: set[_Run] = set()
         """Unit runs without a release whose claims were returned."""
         self._died: set[_Run] = set()
-
-    def refresh(self) -> None:
-        """Read what is new in the run. Costs as much as a status."""
-        self.view.poll_claims()
-        self.presences = self.view.presences()
-        self.view.poll()
+        view.poll_claims()
+        self.presences: dict[str, Presence | None] = view.presences()
+        view.poll()
         number = 0
-        for stage in self.view.stages.values():
+        for stage in view.stages.values():
             for entry, segment in stage.log.segments.items():
                 self._first[stage.spec.name, entry] = number
                 number += segment.count if segment.numbers is None else 0
 
-    def records(self) -> Iterator[tuple[float, Record]]:
-        """All that the last :meth:`refresh` read and that was not returned before.
-
-        Each record comes with the time by which it is sorted, infinite if none is known: when it
-        was recorded, for a claim when its unit run began. The lines of one journal keep their
-        order, whatever its clock did. A result is ``done`` or ``duplicate`` by what is known now; a
-        later line may change that.
-        """
-        self.alive = living_workers(self.view, self._clock, self.presences)
-        jobs = (one for one in self._jobs() if self._is_first("job", one.name))
-        found = (*self._entries.poll(), *self._new_lives(), *jobs)
-        beside = [(math.inf if one.at is None else one.at, one) for one in found]
-        return heapq.merge(sorted(beside, key=_TIME), self._timed_work(), key=_TIME)
-
     def work(self) -> Iterator[Work]:
-        """As :meth:`records`, only what workers wrote into their journals."""
-        return (record for _, record in self._timed_work())
+        """All records by the time when they were written, a claim when its unit run began.
 
-    def _timed_work(self) -> Iterator[tuple[float, Work]]:
+        The lines of one journal keep their order, whatever its clock did.
+        """
         streams = [self._journal(worker) for worker in sorted(self.view.readers)]
-        for at, record in heapq.merge(*streams, self._open_claims(), key=_TIME):
+        for _, record in heapq.merge(*streams, self._open_claims(), key=_TIME):
             if not isinstance(record, Claim) or self._is_new(record):
-                yield at, record
-
-    def _new_lives(self) -> Iterator[Life]:
-        for one in lives(self.presences, self.alive):
-            name = one.presence.worker
-            if self._is_first(one.end or "start", name):
-                yield replace(one, at=self.seen(name)) if one.end else one
-
-    def _is_first(self, kind: str, name: str) -> bool:
-        is_first = (kind, name) not in self._known
-        self._known.add((kind, name))
-        return is_first
+                yield record
 
     def _is_new(self, claim: Claim) -> bool:
         """Whether a claim was not returned yet; its file and its journal both show it."""
@@ -226,12 +250,6 @@ class History:
         segment = self.view.stages[stage].log.segments[entry]
         return self._first[stage, entry] + segment.number(position)
 
-    def seen(self, worker: str) -> float | None:
-        """A worker's last sign of life, by its own clock: its last heartbeat or journal line."""
-        presence = self.presences.get(worker)
-        times = [None if presence is None else presence.at, last_line_at(self.view, worker)]
-        return max((at for at in times if at is not None), default=None)
-
     def _unit(self, name: str) -> _Unit | None:
         """The unit that a journal line names; None if its segment is not visible yet."""
         stage = self.view.stages.get(name.partition("/")[0])
@@ -239,9 +257,8 @@ class History:
         return None if stage is None or state is None else _Unit.of(stage, state)
 
     def _journal(self, worker: str) -> Iterator[tuple[float, Work]]:
-        course = self._courses.setdefault(worker, _Course())
-        for line in lines_of(self.view, worker, course.offset):
-            course.offset = line.end
+        course = _Course()
+        for line in lines_of(self.view, worker):
             yield from self._line(worker, course, line)
 
     def _line(self, worker: str, course: _Course, line: Line) -> Iterator[tuple[float, Work]]:
@@ -262,8 +279,7 @@ class History:
             yield from self._death(unit, record, worker, course.ended)
         elif record["type"] == "release":
             self._shown.discard(run)  # its claim cannot come again
-            facts = {key: record[key] for key in ("generation", "seconds", "done", "failed")}
-            yield at, Release(**unit.place, worker=worker, at=at, **facts)
+            yield at, Release(**unit.place, generation=run[1], worker=worker, at=at)
         else:
             yield at, self._attempt(unit, worker, line)
             course.ended = at
@@ -275,8 +291,7 @@ class History:
         path, end = self.view.paths.journal(worker), end_of_journal(self.view, worker)
         release = next_release(path, line.start, end, min(chunk_of(self.view), _AHEAD))
         began = None
-        imported = "from" in line.record  # its items ran in the run of the snapshot
-        if release is not None and not imported and run == _run_of(release):
+        if release is not None and run == _run_of(release):
             began = round(release["at"] - release["seconds"], 3)
             # It lies between the two lines, but all of these times are rounded.
             between = min(max(began, before), line.record["at"])
@@ -287,17 +302,14 @@ class History:
         return first if began is None else began, claim
 
     def _open_claims(self) -> Iterator[tuple[float, Claim]]:
-        """New claims that no journal has released; those without a time come last."""
+        """Claims that no journal has released; those without a time come last."""
         found: list[tuple[float, Claim]] = []
         for stage in self.view.stages.values():
-            claimed = self._claimed[stage.spec.name]
             for name, newest in stage.claims.newest.items():
-                state, before = stage.state.units.get(name), claimed.get(name, 0)
-                if state is None or newest == before:
+                if (state := stage.state.units.get(name)) is None:
                     continue
-                claimed[name] = newest
-                for generation in range(before + 1, newest + 1):
-                    unit = _Unit.of(stage, state)
+                unit = _Unit.of(stage, state)
+                for generation in range(1, newest + 1):
                     owner = None if generation in state.released else unit.owner(generation)
                     if owner is not None:
                         claim = unit.claim(generation, owner)
@@ -306,14 +318,14 @@ class History:
 
     def _attempt(self, unit: _Unit, worker: str, line: Line) -> Attempt:
         record = line.record
-        outcome, imported = record["type"], "from" in record
-        if outcome == records.DONE and not unit.counts(worker, line):
-            outcome = records.DUPLICATE
+        outcome = record["type"]
+        if outcome == DONE and not unit.counts(worker, line):
+            outcome = DUPLICATE
         return self._ended(
             unit,
             record,
             worker=worker,
-            begin=None if imported else round(record["at"] - record["seconds"], 6),
+            begin=round(record["at"] - record["seconds"], 6),
             end=record["at"],
             outcome=outcome,
             error=first_line(record.get("error", "")),
@@ -351,7 +363,7 @@ class History:
             worker=died,
             begin=ended if own else self._last_end(died, run),
             end=at if own else None,
-            outcome=records.KILLED if own else records.LOST,
+            outcome=KILLED if own else LOST,
             error=first_line(evidence if own else f"worker died: {evidence}"),
         )
         yield at, attempt

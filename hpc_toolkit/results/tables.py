@@ -1,11 +1,10 @@
-"""Write rows as JSON lines, CSV, npz or Parquet, by the file's suffix."""
+"""Write rows as JSON lines, CSV or Parquet, by the file's suffix."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import zipfile
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,15 +111,12 @@ def json_lines(rows: Iterable[Row], _more: object = None) -> Iterator[bytes]:
 def write_table(path: Path, rows: Iterable[Row], values: Values | None = None) -> None:
     """Write rows in the format of the file's suffix; the file is replaced atomically.
 
-    ``rows`` may be read twice. CSV, npz and Parquet have a column per key: first the items' keys,
+    ``rows`` may be read twice. CSV and Parquet have a column per key: first the items' keys,
     then :data:`OWN` or the ``own`` of the rows, then :data:`INHERITED` if any row has it, then the
     values' keys with the prefix ``value.``. A column
     after the items' keys gets the prefix ``hpctk.`` if any item has a key of the same name. A value
     that is not a dict is the column ``value``. CSV has JSON for what is neither number nor text.
-    An npz holds one array per column, of the numbers' type, else int64, uint64, bool, float64 (NaN
-    if a row lacks it), or text where these would change a number. Arrays of equal shape are
-    stacked; of other arrays each is a member with the number of its row, ``value[3]``. It is read
-    without pickle. Parquet has lists, dates and numbers of their types, and objects as JSON.
+    Parquet has lists, dates and numbers of their types, and objects as JSON.
     ``values`` reads arrays that are in value files; without it they stay as they are shown.
 
     Raises ConfigError: the suffix is unknown, or a package that the format needs is not installed.
@@ -262,7 +258,6 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode(errors="backslashreplace")
 
 
-_ABSENT = type(None)
 _MOST_DEPTH = 20
 
 
@@ -272,57 +267,6 @@ def _text(value: Any) -> str | None:
     if isinstance(shown, str | None):
         return shown
     return str(shown) if isinstance(shown, int | float) else json.dumps(shown)
-
-
-def _npz(rows: Iterable[Row], values: Values | None) -> Iterator[bytes]:
-    """An npz, which numpy reads without pickle."""
-    import numpy as np
-
-    columns = _typed_columns(rows, values)
-    buffer = io.BytesIO()
-    # np.savez takes names as keyword arguments, so a column could not be called "file".
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for column, cells in columns.items():
-            for name, array in _members(column, cells):
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-    yield buffer.getvalue()
-
-
-def _members(name: str, values: list[Any]) -> Iterator[tuple[str, Any]]:
-    """The arrays that keep a column: one, or one for each row with an array."""
-    import numpy as np
-
-    kinds = {type(value) for value in values}
-    if np.ndarray not in kinds or not kinds <= {np.ndarray, _ABSENT}:
-        yield name, _array(values, kinds)
-    elif len(kinds) == 1 and len({(one.dtype, one.shape) for one in values}) == 1:
-        yield name, np.stack(values)
-    else:
-        arrays = ((at, one) for at, one in enumerate(values) if one is not None)
-        yield from ((f"{name}[{at}]", one) for at, one in arrays)
-
-
-def _array(values: list[Any], kinds: set[type]) -> Any:
-    """An array that keeps all of these cells: of a type of numbers if one does, else of text."""
-    import numpy as np
-
-    (known, *other) = kinds - {_ABSENT} or {_ABSENT}
-    is_float = issubclass(known, np.floating)
-    if issubclass(known, np.generic) and not other and (is_float or _ABSENT not in kinds):
-        return np.array(values, dtype=known)  # of absent values NaN
-    values = [natural(value) for value in values]
-    kinds = set(map(type, values))
-    for integer in (np.int64, np.uint64):
-        limits = np.iinfo(integer)
-        if kinds == {int} and limits.min <= min(values) and max(values) <= limits.max:
-            return np.array(values, dtype=integer)
-    if kinds == {bool}:
-        return np.array(values)
-    exact = all(type(value) is not int or abs(value) <= 2**53 for value in values)
-    if exact and kinds <= {bool, int, float, _ABSENT}:
-        return np.array(values, dtype=np.float64)
-    return np.array([_text(value) or "" for value in values])
 
 
 def _parquet(rows: Iterable[Row], values: Values | None) -> Iterator[bytes]:
@@ -391,6 +335,5 @@ _WRITERS: dict[str, _Writer] = {
     ".jsonl": json_lines,
     ".json": json_array,
     ".csv": _csv,
-    ".npz": _npz,
     ".parquet": _parquet,
 }

@@ -324,11 +324,6 @@ def _from_text(name: str, text: str) -> Any:
     return kind.fromisoformat(text) if _BY_TEXT[name] == "datetime" else kind(text)
 
 
-def is_stored(types: Types) -> bool:
-    """Whether a part of a value is in a value file."""
-    return any(tag[0] in STORED for tag in types.values())
-
-
 def not_finite(types: Types) -> dict[str, float]:
     """The places that have NaN or an infinity, and which of them."""
     words = ((place, tag.split(" ")[-1]) for place, tag in types.items() if isinstance(tag, str))

@@ -128,7 +128,7 @@ def _run_of(root: Path, stage: StageSpec, items: list[Item]) -> Run:
     mine, theirs = _options(stage), _options(before)
     changed = [name for name in mine if mine[name] != theirs.get(name)]
     changed += before.differences(replace(stage, workload=before.workload))
-    if run.manifest.campaign is not None or run.snapshot().items != items:
+    if run.manifest.campaign is not None or run.items() != items:
         changed.append("trials")
     if changed:
         message = f"{root} was created with other {' and '.join(changed)}"

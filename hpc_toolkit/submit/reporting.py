@@ -61,9 +61,7 @@ def read_facts(run: Run) -> RunFacts:
         return None
 
     def activity() -> Activity | None:
-        history = History(view)
-        history.refresh()
-        return read_activity(history, SystemClock())
+        return read_activity(History(view), SystemClock())
 
     view, beside = run.view, Beside(cost=cost)
     try:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.gpus import CUDA, visible_gpus
-from hpc_toolkit.system.quantities import counted, format_size
+from hpc_toolkit.system.gpus import CUDA, rank_here, ranks_here, visible_gpus
+from hpc_toolkit.system.quantities import counted, format_cpus, format_size, parse_cpus
 from hpc_toolkit.system.record import Record, fresh
 
 MEMORY = "HPCTK_MEMORY_PER_WORKER"
@@ -30,6 +30,8 @@ class Shares(Record, kw_only=True):
     """A whole number of GPUs, or a fraction of one shared GPU; 0: no GPU."""
     memory_bytes: int | None = None
     """Bytes that each process of the worker's executor may allocate."""
+    divided: bool = False
+    """Divide all CPUs and GPUs equally; the first worker also gets those that are left over."""
 
     def __post_init__(self) -> None:
         """Reject invalid shares. Raises ConfigError: names the option."""
@@ -45,7 +47,8 @@ class Shares(Record, kw_only=True):
             raise ConfigError(message, hint="such as --memory-per-worker 4G")
 
     def __bool__(self) -> bool:
-        return (self.cpus, self.gpus, self.memory_bytes) != (None, None, None)
+        given = (self.cpus, self.gpus, self.memory_bytes) != (None, None, None)
+        return given or self.divided
 
     @property
     def sharing(self) -> int:
@@ -150,7 +153,10 @@ def place_workers(machine: Machine, shares: Shares, workers: int) -> list[Place]
     for worker in range(workers):
         gpus = _gpus_of(machine, shares, worker, workers)
         near = [machine.gpu_nodes[gpu] for gpu in gpus or () if gpu in machine.gpu_nodes]
-        taken = _take(free, shares.cpus or 0, near)
+        cpus = shares.cpus or 0
+        if shares.divided and machine.cpus >= workers:
+            cpus = equal_part(machine.cpus, workers, worker)
+        taken = _take(free, cpus, near)
         places.append(
             Place(
                 cpus=tuple(cpu for _, cpu in taken),
@@ -160,6 +166,12 @@ def place_workers(machine: Machine, shares: Shares, workers: int) -> list[Place]
             )
         )
     return places
+
+
+def equal_part(total: int, workers: int, worker: int) -> int:
+    """The number of CPUs or GPUs that one worker gets; the first gets the remainder as well."""
+    each, rest = divmod(total, workers)
+    return each if worker else each + rest
 
 
 def _take(free: dict[int, list[int]], count: int, near: list[int]) -> list[tuple[int, int]]:
@@ -201,6 +213,10 @@ def _refuse_memory(machine: Machine, shares: Shares, workers: int) -> None:
 
 def _gpus_of(machine: Machine, shares: Shares, worker: int, workers: int) -> tuple[str, ...] | None:
     """The GPUs of one worker. Raises ConfigError: there are too few GPUs for all workers."""
+    if shares.divided and machine.gpus:
+        count = equal_part(len(machine.gpus), workers, worker)
+        end = len(machine.gpus) - (workers - 1 - worker) * (len(machine.gpus) // workers)
+        return machine.gpus[end - count : end]
     each = shares.gpus
     if each is None:
         return None
@@ -220,6 +236,17 @@ def bind(place: Place) -> None:
     """Bind this process to its CPUs; its children inherit the binding. Memory is not bound."""
     if place.cpus:
         os.sched_setaffinity(0, place.cpus)
+
+
+def bind_rank(environ: Mapping[str, str] = os.environ) -> None:
+    """Bind a rank to its part of the CPUs of its step on this node, if Slurm has not bound it."""
+    ranks, rank = ranks_here(environ), rank_here(environ)
+    cpus = [cpu for some in _nodes(Path("/"), os.sched_getaffinity(0)).values() for cpu in some]
+    step_has = str(len(cpus)) == environ.get("SLURM_CPUS_ON_NODE")
+    shared = step_has and "mask" not in environ.get("SLURM_CPU_BIND_TYPE", "")
+    each = len(cpus) // ranks
+    if rank.isdigit() and each and (shared or len(cpus) * ranks > (os.cpu_count() or 1)):
+        os.sched_setaffinity(0, cpus[int(rank) * each : (int(rank) + 1) * each])
 
 
 def limit_memory(environ: Mapping[str, str] = os.environ) -> None:
@@ -293,25 +320,6 @@ def _core(root: Path, cpu: int) -> tuple[int, int]:
     return (min(siblings) if siblings else cpu), cpu
 
 
-def parse_cpus(text: str) -> list[int]:
-    """Parse a list of CPUs in the kernel's notation, such as ``0-3,8``."""
-    found: list[int] = []
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
-def format_cpus(cpus: tuple[int, ...]) -> str:
-    """Write CPUs in the kernel's notation, the reverse of :func:`parse_cpus`."""
-    parts: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if parts and parts[-1][-1] == cpu - 1:
-            parts[-1][1:] = [cpu]
-        else:
-            parts.append([cpu])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
 def _built_in_bytes(root: Path) -> int:
     match = re.search(r"^MemTotal: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     return int(match[1]) * 1024 if match else 2**63
@@ -320,6 +328,7 @@ def _built_in_bytes(root: Path) -> int:
 def _granted_bytes(environ: Mapping[str, str], cpus: int) -> int | None:
     """Memory that Slurm granted on this node; None for no limit, also where Slurm says 0."""
     node, cpu = (environ.get(f"SLURM_MEM_PER_{name}", "") for name in ("NODE", "CPU"))
+    cpus = int(environ.get("SLURM_CPUS_ON_NODE") or cpus)  # this task may be bound to a few
     mib = int(node) if node.isdigit() else int(cpu) * cpus if cpu.isdigit() else 0
     return mib * 2**20 or None
 

@@ -51,12 +51,7 @@ def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
     would put all ranks on it. Nothing changes for a rank that is alone on its node or sees one
     GPU. Do not use this for ranks of one training, which must see each other's GPUs.
     """
-    ranks, rank = ranks_here(environ), environ.get("SLURM_LOCALID", "")
-    other = other_job(environ)
-    if other is not None and other.rank is not None:
-        size = environ.get(other.rank.local_size, "")
-        ranks = int(size) if size.isdigit() else 1
-        rank = environ.get(other.rank.local_rank, "")
+    ranks, rank = ranks_here(environ), rank_here(environ)
     for name in (CUDA, ROCR):
         gpus = [gpu for gpu in environ.get(name, "").split(",") if gpu]
         if gpus:
@@ -68,10 +63,21 @@ def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def ranks_here(environ: Mapping[str, str]) -> int:
-    """Number of ranks of this step on this node, from srun's variables; 1 if unknown."""
+    """Number of ranks of this step on this node, from srun's or MPI's variables; 1 if unknown."""
+    other = other_job(environ)
+    if other is not None and other.rank is not None:
+        size = environ.get(other.rank.local_size, "")
+        return max(1, int(size)) if size.isdigit() else 1
     counts = task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = environ.get("SLURM_NODEID", "")
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 1
+
+
+def rank_here(environ: Mapping[str, str]) -> str:
+    """Number of this rank on its node, from 0; "" if unknown."""
+    other = other_job(environ)
+    names = None if other is None else other.rank
+    return environ.get("SLURM_LOCALID" if names is None else names.local_rank, "")
 
 
 class _Memory(ctypes.Structure):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 FEATURES, TIME = "features", "time"
 _SIZES = ("memory", "gpu_memory")
-KNOWN = ("gpus", "cpus", *_SIZES, TIME, FEATURES)
+_COUNTS = ("nodes", "cpus")
+KNOWN = ("nodes", "gpus", "cpus", *_SIZES, TIME, FEATURES)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 _HINT = "such as gpus=1,cpus=4,memory=40G,time=2h,features=a100,licence=1"
 
@@ -38,8 +39,8 @@ _RETRIES = {
 }
 
 Amounts = dict[str, Any]
-"""gpus, cpus and other names: numbers; memory, gpu_memory: bytes; time: seconds; features: a list
-of names."""
+"""nodes, gpus, cpus and other names: numbers; memory, gpu_memory: bytes; time: seconds; features: a
+list of names."""
 
 
 def parse_needs(given: Mapping[str, Any], where: str) -> Amounts:
@@ -83,9 +84,9 @@ def _number(name: str, value: Any, where: str) -> float:
             value = float(value) if "." in value else int(value)
         except ValueError:
             value = math.nan
-    wanted = "a whole number from 1" if name == "cpus" else "a number from 0"
+    wanted = "a whole number from 1" if name in _COUNTS else "a number from 0"
     good = type(value) in (int, float) and 0 <= value < math.inf
-    if name == "cpus":
+    if name in _COUNTS:
         good = good and type(value) is int and value >= 1
     elif name == "gpus":
         good = good and (value < 1 or value == int(value))
@@ -203,10 +204,12 @@ def own_resources(place: Place, given: Mapping[str, Any], ranks: int = 1) -> Amo
     """
     from hpc_toolkit.system.binding import read_machine
     from hpc_toolkit.system.gpus import visible_gpus
+    from hpc_toolkit.system.ranks import step_nodes
 
     memory = place.memory_bytes or read_machine().memory_bytes // ranks
     gpus = visible_gpus()
-    found = {"gpus": len(gpus), "cpus": len(place.cpus), "memory": memory, **given}
+    found = {"nodes": step_nodes(), "gpus": len(gpus), "cpus": len(place.cpus)}
+    found |= {"memory": memory, **given}
     if gpus and "gpu_memory" not in found and (size := _gpu_memory(gpus)):
         found["gpu_memory"] = size
     return found
@@ -246,8 +249,8 @@ def shown(name: str, value: Any) -> str:
         return f"{format_duration(value)} of time"
     if name in _SIZES:
         return f"{format_size(int(value))} of {'GPU ' * (name == 'gpu_memory')}memory"
-    if name in ("gpus", "cpus"):
-        word = name[:-1].upper()
+    if name in ("gpus", *_COUNTS):
+        word = "node" if name == "nodes" else name[:-1].upper()
         return counted(value, word) if value == int(value) else f"{value:g} {word}s"
     return f"{value:g} {name}"
 
@@ -274,6 +277,7 @@ def unmet(needs: Mapping[str, Any], workers: Iterable[Mapping[str, Any]]) -> str
 def submit_options(needs: Mapping[str, Any]) -> str:
     """Options of ``hpctk submit`` for workers that can hold the needs; "" if none are known."""
     written = {
+        "nodes": lambda n: f"--nodes {n} --one-rank" if n > 1 else "",
         "gpus": lambda n: f"--gpus-per-node {math.ceil(n)} --ntasks-per-node 1" if n else "",
         "cpus": lambda n: f"--cpus-per-task {n}",
         "memory": lambda n: f"--mem {math.ceil(n / 2**20)}M",

@@ -25,8 +25,6 @@ class Option(NamedTuple):
     """
     repeated: bool = False
     """Whether it may be given more than once."""
-    values: int = 1
-    """Number of values that follow it."""
     short: str = ""
     """Its one-letter spelling."""
     default: Any = None

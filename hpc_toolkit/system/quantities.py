@@ -237,3 +237,22 @@ def parse_range(text: str, *, where: str) -> range:
         what = f"the stride is {stride}" if stride < 1 else f"{last} is before {first}"
         raise ConfigError(f"{where}: {what}", hint="write FIRST:LAST:STRIDE, ascending")
     return range(first, last + 1, stride)
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Parse a list of CPUs in the kernel's notation, such as ``0-3,8``."""
+    found: list[int] = []
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def format_cpus(cpus: tuple[int, ...]) -> str:
+    """Write CPUs in the kernel's notation, the reverse of :func:`parse_cpus`."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and parts[-1][-1] == cpu - 1:
+            parts[-1][1:] = [cpu]
+        else:
+            parts.append([cpu])
+    return ",".join("-".join(map(str, part)) for part in parts)

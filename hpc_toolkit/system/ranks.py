@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import parse_duration
-from hpc_toolkit.system.record import Record
+from hpc_toolkit.system.record import Record, replace
 
 _LONGEST_NAME = 386
 _OF_A_RANK = re.compile(
@@ -77,6 +77,15 @@ class RankInfo(Record, kw_only=True):
             cluster=of_job.get("SLURM_CLUSTER_NAME", ""),
             restart=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
             in_step=names[0] != "RANK",
+        )
+
+    def one_of(self, workers: int, slot: int) -> RankInfo:
+        """Worker number ``slot`` of the ``workers`` that this rank starts."""
+        return replace(
+            self,
+            rank=self.rank * workers + slot,
+            local_rank=self.local_rank * workers + slot,
+            world_size=self.world_size * workers,
         )
 
 
@@ -219,6 +228,12 @@ def in_step(environ: Mapping[str, str]) -> bool:
     number = _number(environ.get("SLURM_STEP_ID"))
     # Slurm's own steps have the numbers from 0xfffffff0 (slurm.h).
     return number is not None and number < 0xFFFFFFF0
+
+
+def step_nodes(environ: Mapping[str, str] = os.environ) -> int:
+    """Nodes on which items of this process may start steps: all, unless others share the job."""
+    alone = not in_step(environ) or environ.get("SLURM_STEP_NUM_TASKS") == "1"
+    return (_number(environ.get("SLURM_JOB_NUM_NODES")) or 1) if alone else 1
 
 
 def of_slurm(job: str | None) -> bool:

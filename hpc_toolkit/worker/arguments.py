@@ -55,17 +55,15 @@ def fit(
 
 
 def with_items(
-    stage: StageSpec, items: Iterable[Any], *, may_be_empty: bool = False, decide: bool = True
+    stage: StageSpec, items: Iterable[Any], *, may_be_empty: bool = False
 ) -> tuple[StageSpec, ItemLines]:
-    """A stage with its list, and with how its function is called, unless that is decided.
+    """A stage with its list, and with how its function is called.
 
     If items of the list follow each other, the stage follows itself. Raises ItemsError,
     ConfigError, WorkloadError: items that cannot work.
     """
     arrows, wants, needs = Arrows(), Wants(stage), needed_keys(stage.workload.command)
-    items = wants.taken(arrows.taken(items))
-    if decide:
-        stage, items = fit(stage, items, given=RESULTS)
+    stage, items = fit(stage, wants.taken(arrows.taken(items)), given=RESULTS)
     own = [key for key in needs if key != RESULTS]
     lines = check_items(items, group_by=stage.group_by, needs=own, may_be_empty=may_be_empty)
     lines.wants = wants.each(len(lines))

@@ -18,14 +18,21 @@ from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.queue.state import MAX_DEATHS
 from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, read_manifest
-from hpc_toolkit.system.binding import Place, Shares, bind, place_workers, read_machine
+from hpc_toolkit.system.binding import (
+    Machine,
+    Place,
+    Shares,
+    bind,
+    place_workers,
+    read_machine,
+)
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.gpus import CUDA, visible_gpus
+from hpc_toolkit.system.gpus import CUDA, ranks_here, visible_gpus
 from hpc_toolkit.system.installation import open_streams
 from hpc_toolkit.system.needs import FEATURES
 from hpc_toolkit.system.processes import die_with_parent, handling, readable
 from hpc_toolkit.system.quantities import counted, format_duration
-from hpc_toolkit.system.ranks import without_rank
+from hpc_toolkit.system.ranks import RankInfo, host_name, without_rank
 from hpc_toolkit.system.record import Record, replace
 from hpc_toolkit.worker.hiccups import DRAIN_SIGNALS
 from hpc_toolkit.worker.starting import FORK_SERVER, packages_of
@@ -59,8 +66,10 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
     def __post_init__(self) -> None:
         open_streams()
         self._places = [Place()] * self.workers
-        if self.shares:
-            self._places = place_workers(read_machine(), self.shares, self.workers)
+        self._machine: Machine | None = None  # before a worker is bound to a part of it
+        if self.shares or any(map(may_need, self.manifest.stages)):
+            self._machine = read_machine()
+            self._places = place_workers(self._machine, self.shares or Shares(), self.workers)
         self._slots: dict[int, int] = {}
         self._barren = [0] * self.workers
         self._draining = False
@@ -137,7 +146,12 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
             bind(place)
             # Inherited objects stay to the end; garbage collection would copy their shared pages.
             gc.freeze()
-            options = replace(self.options, pool=parent, has=self._has())
+            options = replace(
+                self.options,
+                pool=parent,
+                has=self._has(slot, place),
+                rank=_own_rank().one_of(self.workers, slot),
+            )
             code = start_worker(self.paths, self.manifest, options, SystemClock())
         except HpcToolkitError as error:
             os.write(self._error_write, error_report(error))
@@ -150,16 +164,22 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
                 sys.stderr.flush()
             os._exit(code)
 
-    def _has(self) -> dict[str, Any]:
-        """What one worker has, for stages with needs: an equal part, unless a share was given."""
-        if not any(may_need(stage) for stage in self.manifest.stages):
+    def _has(self, slot: int, place: Place) -> dict[str, Any]:
+        """What one worker has, for stages with needs: an equal part, unless a share was given.
+
+        Of divided CPUs, each brings an equal part of the memory.
+        """
+        machine, shares = self._machine, self.shares
+        if machine is None or not any(may_need(stage) for stage in self.manifest.stages):
             return {}
-        machine, shares = read_machine(), self.shares
-        found: dict[str, Any] = {}
-        if shares is None or shares.cpus is None:
+        found: dict[str, Any] = {"nodes": 1} if slot else {}
+        if not place.cpus:
             found["cpus"] = max(1, machine.cpus // self.workers)
-        if shares is None or shares.memory_bytes is None:
-            found["memory"] = machine.memory_bytes // self.workers
+        if place.memory_bytes is None:
+            memory = machine.memory_bytes // ranks_here(os.environ)
+            divided = shares is not None and shares.divided and place.cpus
+            part = len(place.cpus) / machine.cpus if divided else 1 / self.workers
+            found["memory"] = int(memory * part)
         if shares is not None and shares.gpus is not None and 0 < shares.gpus < 1:
             found["gpus"] = shares.gpus
         return found | self.options.has
@@ -173,7 +193,7 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
                 code = os.waitstatus_to_exitcode(status)
                 codes.append(code)
                 if code < 0 and not self._draining:
-                    done = finished_items(self.paths.workers, pid)
+                    done = finished_items(self.paths.workers, pid, host_name())
                     self._barren[slot] = 0 if done else self._barren[slot] + 1
                     if self._barren[slot] < BARREN_LIVES:
                         self._start(slot)
@@ -258,13 +278,24 @@ def work_elsewhere(
 
 
 def local_environment(slot: int, workers: int) -> dict[str, str]:
-    found = {"RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(workers)}
+    rank = _own_rank().one_of(workers, slot)
+    found = {
+        "RANK": str(rank.rank),
+        "LOCAL_RANK": str(rank.local_rank),
+        "WORLD_SIZE": str(rank.world_size),
+    }
     gpus = visible_gpus()
     if gpus:
         found[CUDA] = gpus[slot % len(gpus)]
     if "OMP_NUM_THREADS" not in os.environ:
         found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
     return found
+
+
+def _own_rank() -> RankInfo:
+    """The rank of Slurm or MPI that this pool is; that of a launcher's environment is another's."""
+    rank = RankInfo.from_environ()
+    return rank if rank.in_step else replace(rank, rank=0, local_rank=0, world_size=1)
 
 
 _LIVES = 5

@@ -24,7 +24,7 @@ from hpc_toolkit.queue.control import OUT_OF_MEMORY
 from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.rundir.layout import Manifest, StageSpec
 from hpc_toolkit.system.gpus import ranks_here
-from hpc_toolkit.system.ranks import environment_of_items
+from hpc_toolkit.system.ranks import environment_of_items, step_nodes
 from hpc_toolkit.worker.executor import become_child, prepare
 from hpc_toolkit.worker.forkserver import (
     FORKED,
@@ -47,6 +47,8 @@ _OF_A_WORKER = re.compile(
     "|SLURM_(PROCID|LOCALID|TASK_PID|STEP_GPUS)|PMI.*"
 )
 """Variables in which workers of a node differ."""
+_OF_A_STEP = re.compile("SLURM_(NTASKS|NPROCS|NTASKS_PER_NODE|DISTRIBUTION|(CPU|MEM)_BIND.*)")
+"""Variables by which srun would start the same tasks again."""
 _TRIES, _PAUSE_S, _MOST_RANKS = 100, 0.01, 256
 _packages: dict[str, list[str]] = {}
 
@@ -274,6 +276,21 @@ def meet(name: str, tries: int = _TRIES) -> tuple[socket.socket | None, socket.s
         if left:
             time.sleep(_PAUSE_S)
     return None, None
+
+
+def prepare_steps() -> None:
+    """Let items of this task of a step start steps by srun: on all nodes, if no others share them.
+
+    srun sets its options in the environment of its tasks, and would repeat those of this worker.
+    """
+    os.environ.setdefault("SLURM_OVERLAP", "1")  # the step has all of the node's resources
+    os.environ.pop("SLURM_LABELIO", None)  # which would alter the result of an item
+    if (nodes := step_nodes()) == 1:
+        return
+    for name in [*os.environ]:
+        if _OF_A_STEP.fullmatch(name) or (name, os.environ[name]) == ("SLURM_MPI_TYPE", "none"):
+            del os.environ[name]
+    os.environ |= {"SLURM_NNODES": str(nodes), "SLURM_TASKS_PER_NODE": f"1(x{nodes})"}
 
 
 FORK_SERVER = ForkServer()

@@ -34,7 +34,7 @@ from hpc_toolkit.worker.membership import Membership
 from hpc_toolkit.worker.node import Node, watch_if_due
 from hpc_toolkit.worker.pausing import PauseRule
 from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
-from hpc_toolkit.worker.starting import FORK_SERVER
+from hpc_toolkit.worker.starting import FORK_SERVER, prepare_steps
 from hpc_toolkit.worker.unitlines import Outcome
 from hpc_toolkit.worker.unitruns import UnitRunner
 
@@ -69,6 +69,8 @@ class WorkerOptions(Record, kw_only=True):
     """Refuse code that changed since the run was created; False: warn."""
     pool: int = 0
     """Process id of the pool that started this worker; 0: none."""
+    rank: RankInfo | None = None
+    """Its rank among the workers of all pools; None: that of its environment."""
     has: dict[str, Any] = fresh(factory=dict)
     """What it has for stages with needs, instead of what it sees (``system.needs.Amounts``)."""
     argv: tuple[str, ...] = ()
@@ -99,7 +101,7 @@ class Worker:
         """Raises OSError: as :meth:`run`."""
         kept = kept or options.kept(paths, clock)
         self._options, self._clock, self._kept = options, clock, kept
-        rank = RankInfo.from_environ()
+        rank = options.rank or RankInfo.from_environ()
         proof, lease_s = _believed(paths, options.lease_s)
         limits = [stage.log_limit_mib for stage in manifest.stages]
         limit = max((mib << 20 if mib else math.inf for mib in limits), default=math.inf)
@@ -374,9 +376,8 @@ def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
 def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:
     """Run one worker until nothing is left to do; return the exit code."""
     open_streams()
-    if "SLURM_STEP_ID" in os.environ:  # the step has all of the node's resources
-        os.environ.setdefault("SLURM_OVERLAP", "1")
-        os.environ.pop("SLURM_LABELIO", None)  # by which srun in an item would alter its result
+    if "SLURM_STEP_ID" in os.environ:
+        prepare_steps()
     kept = options.kept(paths, clock)
     kept.listen()
     worker: Worker | None = None

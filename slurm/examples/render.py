@@ -26,6 +26,16 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "work-queue",
         {"nodes": 4, "ntasks_per_node": 16, "cpus_per_task": 2, "mem": "120G", "time": "12:00:00"},
     ),
+    "packed": (
+        "generic",
+        "work-queue",
+        {"nodes": 4, "cpus_per_task": 64, "workers_per_task": 57, "mem": "120G"},
+    ),
+    "one-rank": (
+        "generic",
+        "work-queue",
+        {"nodes": 2, "ntasks_per_node": 8, "one_rank": True, "time": "4h", "account": "physics"},
+    ),
     "lab": ("lab", "work-queue", {"nodes": 8, "gpus_per_node": 4, "run": "runs/demo"}),
     "killarney": (
         "killarney",
@@ -240,6 +250,7 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "max_restarts": 3,
             "idle_exit": "5min",
             "lease": "1min 30s",
+            "workers_per_task": 3,
             "output": 'logs/it\'s "mine" #1/%x-%j.out',
             "error": "logs/errors/%x-%j.err",
             "open_mode": "truncate",

@@ -66,8 +66,7 @@ from hpc_toolkit import Executor
 from work import CALLS, OddError, call
 
 scale = 3
-executor = Executor("runs/x", max_attempts=1)
-executor.slurm(2, cluster="local")
+executor = Executor("runs/x", workers=2, max_attempts=1)
 futures = [executor.submit(lambda number: scale * call(number), at) for at in range(CALLS)]
 found = [future.exception() or future.result() for future in futures]
 executor.shutdown()

@@ -446,34 +446,6 @@ def test_code_that_changed_runs_again_unless_told_otherwise(
     assert said in err
 
 
-def test_a_run_restored_from_a_snapshot_gets_the_calls_that_the_snapshot_lacks(
-    hpctk: Hpctk,
-) -> None:
-    text = """
-import os
-from hpc_toolkit import Executor
-
-def size(data):
-    if len(data) == 3 and not os.path.exists("s.json"):
-        raise ValueError("once")
-    return len(data)
-
-if __name__ == "__main__":
-    with Executor("runs/x", workers=1, max_attempts=1) as executor:
-        calls = [executor.submit(size, bytes(n)) for n in (2, 3, 100_000)]
-        print([call.exception() or call.result() for call in calls])
-"""
-    assert Scripts(hpctk, text).run()[1] == "[2, ValueError('once'), 100000]\n"
-    assert hpctk("snapshot", "runs/x", "-o", "s.json").code == 0
-    Path("runs/x").rename("runs/before")
-
-    restored = hpctk("init", "runs/x", "--from", "s.json")
-
-    assert "the snapshot lacks the arguments or functions of 1 call;" in restored.err, restored
-    assert Scripts(hpctk, text).run()[1] == "[2, 3, 100000]\n"
-    assert len(journal_lines(Run.open("runs/x"), "done")) == 3
-
-
 RELOADS = """
 import importlib, pathlib
 from hpc_toolkit import Executor

@@ -115,52 +115,16 @@ def toy(fast_dir: Path) -> ToyRun:
     return toy
 
 
-def test_keys_act_on_the_run_and_ask_before_they_do(
-    toy: ToyRun, watch: Callable[..., Terminal]
-) -> None:
+def test_keys_scroll_and_show_all_workers(toy: ToyRun, watch: Callable[..., Terminal]) -> None:
     terminal = watch(toy.root)
     terminal.shown("q quit")
 
-    terminal.press("e", "permanent of test")
-    terminal.press("q", "d drain")
     terminal.press("w", "w  idle  0 done")
-    terminal.press("?", "ask all workers to exit")
-    terminal.press("\x1b", "d drain")
-    terminal.press("r", r"make 1 failed item pending again\? \(y/n\)")
-    terminal.press("n", "nothing was done")
-    assert toy.reopen().status().stages["items"].failed == 1
-    terminal.press("r", "y/n")
-    terminal.press("y", "1 item pending again")
-    assert toy.reopen().status().stages["items"].failed == 0
-    terminal.press("d", r"ask 1 worker to exit\? \(y/n\)")
-    terminal.press("y", "asked 1 worker to exit")
-    assert list(toy.paths.control.glob("drain-*.json"))
     terminal.press("q", re.escape(LEAVE))
 
     assert terminal.ended() == 0
     # The last state stays on the terminal.
-    assert "5 pending" in terminal.text.partition(LEAVE)[2]
-
-
-def test_the_log_is_that_of_the_newest_failure(toy: ToyRun, watch: Callable[..., Terminal]) -> None:
-    newest = toy.worker("newest", host="there", at=time.time() + 1e6)
-    newest.claim(toy.unit_name(2))
-    newest.attempt(2, "failed", error="another", at=time.time())
-    newest.attempt(3, "done")
-    newest.release()
-    toy.paths.worker_log("newest").touch()
-    terminal = watch(toy.root)
-    terminal.shown("q quit")
-
-    terminal.press("l", r"newest\.log.*the log is empty")
-    terminal.press("q", "d drain")
-    for name in ("w", "newest"):
-        toy.paths.worker_log(name).write_text(f"written by {name}\n")
-    terminal.press("l", "written by newest")
-    terminal.press("q", "d drain")
-    terminal.press("q", re.escape(LEAVE))
-
-    assert terminal.ended() == 0
+    assert "4 pending" in terminal.text.partition(LEAVE)[2]
 
 
 def test_a_training_is_drawn_in_place(tmp_path: Path, watch: Callable[..., Terminal]) -> None:
@@ -188,7 +152,7 @@ def test_a_resize_draws_the_screen_anew(toy: ToyRun, watch: Callable[..., Termin
 
     terminal.resize(40, 20)
 
-    terminal.shown(r"\x1b\[20;1H.*d r e l w  \? help  q quit", before)
+    terminal.shown(r"\x1b\[20;1H.*w workers  j, k scroll  q quit", before)
     terminal.press("q", re.escape(LEAVE))
     assert terminal.ended() == 0
 

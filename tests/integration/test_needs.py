@@ -432,3 +432,110 @@ def test_what_the_kernel_kills_for_its_memory_runs_again_with_more(hpctk: Hpctk,
     assert not journal_lines(run, "death")
     assert hpctk("work", "run", "--has", "memory=512M").code == 0
     assert [row["attempts"] for row in run.results()] == [1, 1]
+
+
+def step(rank: int, ranks: int, *, nodes: int = 1) -> dict[str, str]:
+    """The environment of a task of a step on the first node of a job."""
+    return {
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_PROCID": f"{rank}",
+        "SLURM_LOCALID": f"{rank}",
+        "SLURM_NODEID": "0",
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), f"{ranks}"),
+        "SLURM_JOB_NUM_NODES": f"{nodes}",
+        "SLURM_NNODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": f"{ranks}",
+        "SLURM_CPUS_PER_TASK": "1",
+    }
+
+
+PAIRS = """
+import os, time
+def work(n):
+    # Both workers must run an item at the same time.
+    open(f"begun-{n}-{os.environ['HPCTK_LOCAL_RANK']}", "w").close()
+    while len({name.rpartition("-")[2] for name in os.listdir() if "begun-" in name}) < 2:
+        time.sleep(0.01)
+    names = "HPCTK_LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
+    return [sorted(os.sched_getaffinity(0)), *map(os.environ.get, names)]
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_workers_of_one_rank_run_items_side_by_side_on_their_own_cpus(hpctk: Hpctk) -> None:
+    Path("pairs.py").write_text(PAIRS)
+    items = [{"n": n, "needs": {"cpus": 1 if n else 2}} for n in range(9)]
+    Path("items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in items))
+    words = ("--items", "items.jsonl", "--workload", "pairs:work", "--items-per-claim", 1)
+    assert hpctk("init", "run", *words).code == 0
+    two = "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])"
+    # Job scripts set OMP_NUM_THREADS to the CPUs of the task.
+    env = {**step(0, 1), "CUDA_VISIBLE_DEVICES": "7", "SLURM_CPUS_PER_TASK": "2"}
+    env["OMP_NUM_THREADS"] = "2"
+
+    ended = hpctk.start("work", "run", "--workers", 2, env=env, first=two).ended()
+
+    assert ended.code == 75, ended.err
+    assert ended.err.count("what is left needs more than this worker has: items (2 CPUs)") == 2
+    assert "2 workers in each task; of this one the first has CPUs" in ended.err
+    run = Run.open("run")
+    values = [row["value"] for row in run.results(partial=True) if row["state"] == "done"]
+    assert len(values) == 8
+    assert {value[1]: (value[2], value[3]) for value in values} == {"0": ("7", "1"), "1": ("", "1")}
+    cpus = {value[1]: value[0] for value in values}
+    assert [len(one) for one in cpus.values()] == [1, 1]
+    assert cpus["0"] != cpus["1"]
+    assert sorted(one["rank"] for one in workers_of(run)) == [0, 1]
+    assert [one["text"] for one in run.status().unmet] == [
+        "1 item of items needs 2 CPUs; no worker has more than 1"
+    ]
+    # A rank that is one worker has both.
+    assert hpctk.start("work", "run", env=env, first=two).ended().code == 0
+
+
+def test_workers_of_a_rank_with_fewer_cpus_share_them(hpctk: Hpctk) -> None:
+    run = made(hpctk, '[stages.a]\ncommand = "true {n}"\ngrid = { n = "0:9" }\n')
+    one = "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])"
+
+    ended = hpctk.start("work", "run", "--workers", 3, env=step(1, 2), first=one).ended()
+
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    assert sorted(one["rank"] for one in workers_of(run)) == [3, 4, 5]
+    again = hpctk.start("work", "run", "--workers", 3, env=step(0, 2), first=one).ended()
+    assert "the 3 workers of each task share its 1 CPU" in again.err
+    none = hpctk("work", "run", "--workers", 0, env=step(0, 2))
+    assert (none.code, "workers must be 1 to 1024, got 0" in none.err) == (1, True)
+
+
+def test_the_only_rank_of_a_job_has_all_its_nodes_and_lets_srun_use_them(hpctk: Hpctk) -> None:
+    items = [{"n": 0}, {"n": 1, "needs": {"nodes": 2}}, {"n": 2, "needs": {"nodes": 3}}]
+    Path("items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in items))
+    seen = "env | grep ^S > seen-{n}"
+    assert hpctk("init", "run", "--items", "items.jsonl", "--command", seen).code == 0
+    set_by_srun = {"SLURM_NTASKS_PER_NODE": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}
+    set_by_srun |= {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_DISTRIBUTION": "cyclic"}
+    set_by_srun |= {"SLURM_MPI_TYPE": "none"}
+
+    several = hpctk("work", "run", env=step(0, 2, nodes=2) | set_by_srun)
+
+    assert several.code == 75
+    assert "this worker has: items (2 nodes), items (3 nodes)" in several.err
+    assert "SLURM_NTASKS=2" in Path("seen-0").read_text().split()
+    plan = hpctk("plan", "run", "--nodes", "2", "--item-time", "1s")
+    assert "its items need 2 nodes; no worker of this job has more than 1" in plan.err
+
+    alone = hpctk("work", "run", env=step(0, 1, nodes=2) | set_by_srun)
+
+    assert "this worker has: items (3 nodes)" in alone.err
+    variables = Path("seen-1").read_text().split()
+    assert {"SLURM_NNODES=2", "SLURM_TASKS_PER_NODE=1(x2)", "SLURM_OVERLAP=1"} <= set(variables)
+    left = {"SLURM_NTASKS", "SLURM_NPROCS", *set_by_srun}
+    assert left.isdisjoint(one.partition("=")[0] for one in variables)
+    status = hpctk("status", "run")
+    assert "1 item of items needs 3 nodes; no worker has more than 2" in status.out
+    assert "hpctk submit --run run --nodes 3 --one-rank" in status.out
+    # Local workers have one node each, whatever the number of workers.
+    assert "items (3 nodes)" in hpctk("work", "run", "--workers", 2).err

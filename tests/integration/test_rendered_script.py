@@ -7,6 +7,7 @@ answer, not that Slurm gives it: that takes a real Slurm.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -18,7 +19,9 @@ from typing import Any
 
 import pytest
 
+from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render import script as render
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from tests.integration.realrun import wait_until
@@ -241,6 +244,24 @@ def test_uneven_ranks_need_every_node(slurm: FakeSlurm) -> None:
     assert not [call for call in slurm.calls("srun") if "work" in call]
 
 
+def test_one_rank_is_the_only_task_of_the_job_and_needs_every_node(slurm: FakeSlurm) -> None:
+    slurm.environ["SLURM_NTASKS_PER_NODE"] = "4"
+    script = script_of(slurm, one_rank=True, workers_per_task=3, cpus_per_task=6)
+    code, output = slurm.run(script)
+
+    assert code == 0, output
+    assert "#SBATCH --no-kill" not in script
+    step = slurm.calls("srun")[-1]
+    assert {"--nodes=1", "--ntasks=1", "--ntasks-per-node=1"} <= set(step)
+    assert step[-2:] == ["demo", "--workers=3"]
+
+    slurm.answer(preflight_code=1, ready="n2: ready: 4 GPUs")
+    code, output = slurm.run(script)
+
+    assert code == 1
+    assert "error: a node failed the preflight: see above" in output
+
+
 def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
     (slurm.root / HOSTILE_NAME / "run").mkdir()
     run = f"{HOSTILE_NAME}/run"
@@ -256,6 +277,81 @@ def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
     assert slurm.rank_environ["VALUE"] == HOSTILE_NAME
     assert slurm.rank_environ["SETUP"] == "a b"
     assert not list(slurm.root.rglob("canary"))
+
+
+ODD = (HOSTILE_NAME, " *?[a-z]{a,b}~!! \\ %j ", "{{ 7*7 }}{% raw %}<#--", "--help")
+
+
+@pytest.mark.parametrize("text", ODD)
+@pytest.mark.parametrize("environment", ["conda", "venv"])
+def test_hostile_words_of_the_surroundings_are_passed_on_as_they_are(
+    slurm: FakeSlurm, text: str, environment: str
+) -> None:
+    home = slurm.root / "e" / text
+    (home / "etc/profile.d").mkdir(parents=True)
+    (home / "etc/profile.d/conda.sh").write_text('conda() { record conda "$@"; }\n')
+    for name in ("record", "module", "apptainer"):
+        stand_in(slurm, name, CONTAINER if name == "apptainer" else "")
+    line = "record 'a b' --c=%d"
+    fields: dict[str, Any] = {
+        environment: str(home if environment == "venv" else home / "envs" / text),
+        "setup": (line,),
+        "node_setup": (f"{line} node",),
+        "teardown": (f"{line} after",),
+        "command": ("record", "program", text),
+    }
+    if "," not in text:
+        fields |= {"container": f"/x/{text}.sif", "bind": (f"/x/{text}",)}
+    site = {
+        "conda_base": str(home),
+        "env": (("OF_SITE", text),),
+        "modules": ("a",),
+        "container_runtime": "apptainer",
+    }
+
+    code, output = slurm.run(script_of(slurm, "command", site, **fields), text)
+
+    assert code == 0, output
+    activated = [["conda", "activate", fields["conda"]]] if environment == "conda" else []
+    told = ["a b", "--c=%d"]  # a line of more than plain words is refused
+    own = [told, [*told, "node"], ["program", text, text], [*told, "after"]]
+    assert slurm.calls("record") == [*activated, *own]
+    assert slurm.calls("module") == [["load", "a"]]
+    if "container" in fields:
+        (inside,) = slurm.calls("apptainer")
+        assert {f"/x/{text}.sif", f"--bind=/x/{text}:/x/{text}"} <= set(inside)
+    assert not list(slurm.root.rglob("canary"))
+
+
+def test_no_variable_of_bash_or_the_script_can_be_set_unless_it_is_exported_as_asked(
+    slurm: FakeSlurm,
+) -> None:
+    """Or a variable of the user's would name another job to the script's scancel."""
+    every = subprocess.run(["bash", "-c", "compgen -v"], capture_output=True, check=True, text=True)
+    lines = [
+        line.strip()
+        for template in ("base", "plain", *render.template_names())
+        for line in render._source(template + ".sbatch.j2").splitlines()
+        if not line.startswith("#")
+    ]
+    own = {name for line in lines for name in re.findall(r"(?:^|[\s;(])([A-Za-z_]\w*)\+?=", line)}
+    assert {"OMP_NUM_THREADS", "VIRTUAL_ENV", "HPCTK_WARNED"} <= own
+    given = {}
+    for name in sorted({*every.stdout.split(), *own} - {"PATH", "LC_CTYPE"}):
+        try:
+            read_spec({"python": "/p", "env": ((name, "7"),)})
+        except HpcToolkitError:
+            continue
+        given[name] = "7"
+    # A script without hpctk sets the last two itself, for a step of several nodes.
+    known = {"OMP_NUM_THREADS", "VIRTUAL_ENV", "MASTER_ADDR", "MASTER_PORT"}
+    assert own & given.keys() <= known
+
+    tell = ("bash", "-c", 'env -0 > "$FAKE_DIR/rank.env"')
+    code, output = slurm.run(script_of(slurm, "command", command=tell, env=tuple(given.items())))
+
+    assert code == 0, output
+    assert given.items() <= slurm.rank_environ.items()
 
 
 @pytest.mark.parametrize(

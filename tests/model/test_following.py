@@ -116,8 +116,8 @@ MISTAKES = [
         Mistake(
             "an item follows one that failed",
             Following,
-            "elif stage.state.item_state(state, position) is ItemState.DONE:",
-            "elif stage.state.item_state(state, position) is not ItemState.PENDING:",
+            "and stage.state.item_state(state, position) is ItemState.DONE",
+            "and stage.state.item_state(state, position) is not ItemState.PENDING",
         ),
     ),
     (
@@ -126,8 +126,8 @@ MISTAKES = [
         Mistake(
             "a seal is the end also after a retry",
             Following,
-            "added |= log.add_segment(body, revived=True)",
-            "added |= log.add_segment(body)",
+            "added |= log.add_segment(body, revived=True, again=left)",
+            "added |= log.add_segment(body, again=left)",
         ),
     ),
     (

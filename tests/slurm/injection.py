@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections import Counter
+import subprocess
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,18 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
+from hpc_toolkit.slurm.render.values import file_name
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.slurm.reallab import LabUnderTest
 
 PYTHON = "/opt/python"
+ODD_PLACE = 'it\'s "the" $(touch canary) `place`; # \u540d\u524d'
+"""Where jobs are submitted."""
 STANDING = 'container_runtime = "apptainer"\n'
 LAB = load_cluster("lab")
 
@@ -203,7 +210,7 @@ SITE = (
         lambda text: Asked(
             {"container": "/x.sif", **INSIDE}, f"container_runtime = {toml(text)}\n"
         ),
-        ("{}", "podman{}", "/x/{}/podman", "shifter {}"),
+        ("{}", "podman{}", "/x/{}/podman", "apptainer {}"),
     ),
     own("gpu_type", "{}", "l{}", needs=GPU),
     own("gpu_request", "{}", needs=GPU),
@@ -257,25 +264,68 @@ def outcomes_in(name: str, of: int = 1) -> tuple[Outcome, ...]:
     return tuple(outcome(one, value) for one in places for value in one.values()[first::of])
 
 
-def outcomes() -> tuple[Outcome, ...]:
-    """Every text in every place."""
-    return tuple(one for name in NAMES for one in outcomes_in(name))
-
-
 def accepted(name: str, of: int = 1) -> list[Outcome]:
     return [one for one in outcomes_in(name, of) if one.script is not None]
-
-
-def table() -> str:
-    """How many texts each place accepted and refused."""
-    counts = Counter((one.place.name, one.script is not None) for one in outcomes())
-    rows = [(name, counts[name, True], counts[name, False]) for name in NAMES]
-    rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
-    lines = [f"{name:<28} {taken:8d} {refused:7d}" for name, taken, refused in rows]
-    return "\n".join([f"{'place':<28} accepted refused", *lines])
 
 
 def sbatch_options(told: str) -> dict[str, str]:
     """What ``sbatch --verbose`` says that it read; nothing if it refused the options at once."""
     block = told.partition("sbatch: defined options\n")[2].partition("sbatch: end of defined")[0]
     return dict(re.findall(r"^sbatch: ([a-z][a-z-]*) *: (.*)$", block, re.MULTILINE))
+
+
+def can_be_a_name(text: str) -> bool:
+    """Whether a file can be called so."""
+    return text not in ("", ".", "..") and "/" not in text and len(os.fsencode(text)) <= 255
+
+
+class Reader:
+    """sbatch, asked what it reads in a script."""
+
+    def __init__(self, lab: LabUnderTest, cwd: Path) -> None:
+        self.lab, self.cwd, self.env = lab, cwd, lab.env
+
+    def options(self, script: str) -> dict[str, str]:
+        """What it read; its error where it gave up before."""
+        path = self.cwd / "read.sbatch"
+        path.write_text(script, encoding="utf-8")
+        told = subprocess.run(
+            ["sbatch", "--verbose", "--test-only", str(path)],
+            cwd=self.cwd, env=self.env, capture_output=True, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        text = told.stderr.decode()
+        return sbatch_options(text) or {"gave up": text}
+
+    def differences(self, place: Place, values: Sequence[Outcome]) -> list[str]:
+        """What sbatch reads other than it was asked for, of accepted texts of one place."""
+        plain, found = None, []
+        for one in values:
+            assert one.script is not None
+            if plain is None:
+                fields = {**one.asked.fields}
+                fields.pop("sbatch", None) or fields.pop(place.directive.replace("-", "_"))
+                plain = self.options(script(Asked(fields, one.asked.site)))
+            read = self.options(one.script)
+            if place.directive == "nodelist" and "sbatch: error: " in read.get("gave up", ""):
+                continue  # No list of nodes, or one of more than were asked for.
+            names = one.value.split(",")
+            # "gres/" since 23.11.
+            gres = {",".join(f"gres{sign}{name}" for name in names) for sign in ":/"}
+            wanted = {one.value, f"{self.cwd}/{one.value}", *gres}
+            wanted |= {"a"} if place.directive == "open-mode" else set()
+            odd = {name for name in read.keys() | plain.keys() if read.get(name) != plain.get(name)}
+            odd -= {place.directive, *ALONG.get(place.directive, ())}
+            # A name that cannot be a file's is changed for the log; see file_name().
+            made = place.directive == "job-name" and file_name(one.value) in read["output"]
+            odd -= {"output"} if made else set()
+            if odd or read.get(place.directive, "") not in wanted:
+                found.append(f"{place.name} {one.value!r}: {read.get(place.directive)!r}, {odd}")
+        return found
+
+
+ALONG = {
+    **{f"mem-per-{of}": ("mem",) for of in ("cpu", "gpu")},
+    "dependency": ("kill-on-invalid-dep",),
+    "chdir": ("output",),
+}
+"""Options that change with another one."""

@@ -192,7 +192,7 @@ class Rehearsal:
         """A script for the lab; the options are those of ``hpctk render``."""
         words: list[object] = ["--cluster", "lab"]
         for name, value in {"time": "30:00", "mem": "10G", "cpus_per_task": 2, **options}.items():
-            words += [f"--{name.replace('_', '-')}", value]
+            words += [f"--{name.replace('_', '-')}", *([] if value is None else [value])]
         return self.cwd / self.hpctk("render", template, *words).strip()
 
     def sbatch(self, *argv: object) -> str:

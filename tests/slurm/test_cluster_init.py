@@ -62,18 +62,6 @@ def site(lab: LabUnderTest, tmp_path: Path) -> Site:
     return Site(lab.lab, tmp_path)
 
 
-@pytest.fixture
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A Slurm of two nodes without GPUs."""
-    root = tmp_path_factory.mktemp("small")
-    lab = Lab(lab_paths("small", root / "lab"))
-    lab.up(LabSettings(nodes=2, gpus_per_node=0))
-    try:
-        yield Site(lab, root)
-    finally:
-        lab.down()
-
-
 def test_a_drafted_file_says_what_the_builtin_file_of_the_lab_says(site: Site) -> None:
     drafted, builtin = load_cluster(site.init("mine")), load_cluster("lab")
 
@@ -107,37 +95,6 @@ def test_a_script_for_a_drafted_cluster_is_accepted_and_names_its_partition(site
     script = Path(site.root, done.stdout.strip())
     assert "#SBATCH --partition=main\n" in script.read_text(encoding="utf-8")
     assert "n[1-8]" in site.accepted(str(script))
-
-
-def test_a_drafted_cluster_is_recognized_by_the_slurm_in_reach(site: Site) -> None:
-    assert "cluster lab, recognized by" in site.hpctk("render", "-o", "-").stderr
-
-    path = site.init("mine")
-
-    said = site.hpctk("render", "-o", "-").stderr
-    assert f"cluster mine, recognized by {path}: identify.slurm_cluster = hpctklab" in said
-
-
-def test_a_limit_of_a_drafted_cluster_is_refused_with_its_file(site: Site) -> None:
-    path = site.init("mine")
-
-    argv = ("render", "--nodes", "9", "--cluster", "mine", "-o", "-")
-    done = site.run(sys.executable, "-m", "hpc_toolkit", *argv)
-
-    assert done.returncode == 1
-    assert path in done.stderr
-
-
-def test_a_slurm_without_gpus_is_drafted_and_takes_its_scripts(small: Site) -> None:
-    drafted = load_cluster(small.init("small"))
-
-    assert [kind.gpus for kind in drafted.kinds] == [()]
-    assert drafted.partitions[0].kinds == ((drafted.kinds[0].name, 2),)
-    done = small.hpctk(
-        *("render", "--cluster", "small", "--nodes", "2", "--ntasks-per-node", "8"),
-        *("--cpus-per-task", "4"),
-    )
-    assert "n[1-2]" in small.accepted(done.stdout.strip())
 
 
 def several_conf(settings: LabSettings, *given: object, **named: object) -> str:

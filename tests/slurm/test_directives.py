@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "slurm" / "examples").glob("*.sbatch"))
 # The first names partitions, licenses and features of another site, and options of newer versions;
-# the second asks for more CPUs than a node of the lab has.
-ELSEWHERE = {"every-option", "train-trees"}
+# the others ask for more CPUs than a node of the lab has.
+ELSEWHERE = {"every-option", "train-trees", "packed"}
 SITE = load_cluster("lab")
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,11 @@ from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, check_name
 from hpc_toolkit.run import Run
-from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.system.terminal import show_error
-from hpc_toolkit.workerjobs import Resources, request, submit
+from hpc_toolkit.workerjobs import request, submit
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 from tests.slurm import injection
-from tests.slurm.injection import TEXTS
-from tests.slurm.injectionbench import ALONG, ODD_PLACE, Bench, Reader, can_be_a_name
+from tests.slurm.injection import ODD_PLACE, TEXTS, can_be_a_name
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED
 
@@ -303,77 +300,25 @@ def test_hostile_names_and_directories_of_labs_are_refused_or_taken(
 # --- jobs of an executor ---
 
 
-WORDS = [
-    name
-    for name, kind in Resources.__annotations__.items()
-    if name not in ("conda", "venv", "container", "idle_exit", "output", "chdir", "time_min")
-    and "str" in str(kind)
-    and "Sequence" not in str(kind)
-    and "dict" not in str(kind)
-]
-"""The words of a request whose values are texts."""
-
-
-def preview_of(resources: dict[str, Any]) -> str:
-    """What would be given to sbatch."""
-    needs: dict[str, Any] = (
-        {"gpus_per_node": 1} if {"gpu_type", "mem_per_gpu"} & set(resources) else {}
-    )
-    root = Path("previewed")
-    run = Run.open(root) if root.exists() else Run.create(root, [{"x": 4}], workload="math:sqrt")
-    found: Any = {**needs, **resources}
-    return request(run, None, injection.LAB, found).scripts[0].text
-
-
-@sized
-def test_hostile_resources_of_workers_are_refused_or_read_as_they_are(
-    call: Call, lab: LabUnderTest, tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int
-) -> None:
-    reader = Reader(lab, tmp_path)
-    plain = reader.options(preview_of({}))
-    counts = dict.fromkeys(WORDS, 0)
-    for word, text in product(WORDS, TEXTS[::every]):
-        try:
-            script = preview_of({word: text})
-        except HpcToolkitError:
-            continue
-        counts[word] += 1
-        read = reader.options(script)
-        odd = {name for name in read.keys() | plain.keys() if read.get(name) != plain.get(name)}
-        option = word.replace("_", "-")
-        if option in {"nodelist", *PASSED} and "gave up" in read:
-            continue
-        assert odd <= {option, *ALONG.get(option, ())}, (word, text, odd)
-        # Slurm tells resources with the word gres in front of each.
-        said = str(read.get(option)).replace("gres:", "") if word == "gres" else read.get(option)
-        assert said == text, (word, text)
-    capsys.readouterr()
-    MEASURED.append(f"hostile words of executors taken: {counts}")
-    assert counts["comment"] > 80 // every
-    assert {path.name for path in tmp_path.iterdir()} <= {"read.sbatch", "f", "previewed"}
-
-
 @pytest.mark.slow
 def test_workers_of_a_hostile_run_finish_it(
     call: Call, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tmp_path / "bench"
-    root.mkdir()
-    bench = Bench(lab, root)
-    monkeypatch.setenv("PATH", f"{bench.bin}:{os.environ['PATH']}")
+    place = tmp_path / ODD_PLACE
+    place.mkdir()
     names = (ODD_PLACE, "--evil {count_left} {0} %j \\ `touch canary`")
-    runs = [sleeping(bench.place / name) for name in names]
+    runs = [sleeping(place / name) for name in names]
 
-    monkeypatch.chdir(bench.place)
+    monkeypatch.chdir(place)
     started = [
         submit(run, request(run, 1, injection.LAB, {"mem": "200M", "time": 5})) for run in runs
     ]
     with pytest.raises(HpcToolkitError, match="--run"):
-        request(sleeping(root / "a\ntouch canary\n"), 1, injection.LAB, {})
+        request(sleeping(tmp_path / "a\ntouch canary\n"), 1, injection.LAB, {})
 
     for run, workers in zip(runs, started, strict=True):
         for job in workers:
             assert lab.wait_for(job.job).state == "COMPLETED"
         assert run.status().complete
-    assert {path.name for path in bench.place.iterdir()} == {*names, "slurm"}
-    assert bench.canaries() == set()
+    assert {path.name for path in place.iterdir()} == {*names, "slurm"}
+    assert not list(tmp_path.rglob("canary"))

@@ -6,7 +6,6 @@ and each test says by which. All results must be there once, and no attempt may 
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -228,22 +227,6 @@ def test_lost_slurmd_takes_its_node_down_and_leaves_its_ranks_at_work(
     assert rehearsal.exit_code(job) == "0:0"
 
 
-@pytest.mark.soak  # test_kill.py kills such a worker
-def test_killed_rank_is_seen_by_its_lock_on_its_own_node(rehearsal: Rehearsal) -> None:
-    size = Size(SMALL.groups, 0.5)
-    job = start(rehearsal, size)
-    victim = next(iter(rehearsal.measure().workers_of(host="n5")))
-    killed_at = time.time()
-    os.kill(rehearsal.measure().workers[victim]["pid"], signal.SIGKILL)
-    rehearsal.wait_for_end(job, limit_s=size.limit_s)
-
-    found = check_whole(rehearsal, size)
-    (death,) = found.deaths
-    report("killed rank", size, found, whole_after_s=round(death["at"] - killed_at, 1))
-    assert (death["worker"], death["evidence"], death["explained"]) == (victim, "lock", "")
-    assert found.taken_over & found.workers_of(host="n5"), "only its own node can see the lock"
-
-
 def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: Rehearsal) -> None:
     size = SMALL
     go = rehearsal.cwd / "go"
@@ -325,41 +308,3 @@ def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
     report("two jobs", size, found, items_of_each=shares)
     assert min(shares) > size.items / 4
     assert not found.deaths
-
-
-@pytest.mark.soak  # test_shrink.py gives nodes back
-def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> None:
-    """Two long items keep two ranks; nodes of other ranks go back when these waited long enough.
-
-    Without slurmdbd, Slurm 22.05 shrinks a job only once, so nodes whose ranks leave later may
-    stay; test_shrink.py has a job that shrinks several times.
-    """
-    go = rehearsal.cwd / "go"
-    # However long the ranks take to start: the two end when the others have left.
-    waits = [*(["no"] * 14), "long", "long"]
-    lines = [json.dumps({"checkpoint": n, "layer": 0, "wait": w}) for n, w in enumerate(waits)]
-    (rehearsal.cwd / "items.jsonl").write_text("\n".join(lines))
-    command = f"test {{wait}} = no || until test -e {go}; do sleep 0.2; done"
-    rehearsal.hpctk("init", rehearsal.run, "--command", command, "--items", "items.jsonl")
-    (rehearsal.cwd / "clusters").mkdir()
-    (rehearsal.cwd / "clusters" / "lab.toml").write_text("shrink_jobs = true\n")
-    script = rehearsal.render(nodes=4, ntasks_per_node=2, idle_exit="10s")
-    script.write_text(script.read_text().replace("--shrink-every=1min", "--shrink-every=1s"))
-
-    job = rehearsal.sbatch(script, rehearsal.run)
-
-    def nodes() -> int:
-        return int(rehearsal.call("squeue", "-h", f"--jobs={job}", "--format=%D", "-t", "all"))
-
-    wait_until(lambda: 0 < nodes() < 4, lambda: f"nodes that are given back\n{rehearsal.log()}")
-    running = rehearsal.state(job)
-    go.touch()
-    rehearsal.wait_for_end(job)
-    found = rehearsal.measure()
-    MEASURED.append(f"nodes given back: of 4 kept {nodes()} while two long items ran")
-    assert running == "RUNNING"
-    assert {row["state"] for row in rehearsal.rows()} == {"done"}
-    assert len(found.workers) == 8
-    assert not found.deaths
-    assert "gave back" in rehearsal.log()
-    assert rehearsal.exit_code(job) == "0:0"

@@ -111,18 +111,6 @@ def test_what_cannot_be_prepared_ends_the_job_and_is_torn_down(
     assert (site.cwd / "torn-down").exists()
 
 
-def test_a_virtual_environment_comes_first(site: Site) -> None:
-    home = site.cwd / "my venv"
-    program(home / "bin/which-python", "#!/bin/bash\necho from the environment")
-
-    said = run(site, "VIRTUAL_ENV", venv=str(home))
-    job = site.submit("command", command=("which-python",), venv=str(home), nodes=1)
-
-    assert f"VIRTUAL_ENV={home}" in said
-    assert site.end_of(job) == ("COMPLETED", 0, 0)
-    assert "0: from the environment" in site.said(job)
-
-
 def test_setup_runs_once_a_node_and_teardown_whatever_happened(site: Site) -> None:
     # The node's name is in the file's, so two runs on one node would fail.
     program(site.cwd / "once.sh", '#!/bin/bash\nmkdir "ready-$SLURMD_NODENAME"')

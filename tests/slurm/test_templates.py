@@ -6,7 +6,6 @@ the time limit; test_scenarios.py waits for a limit.
 
 from __future__ import annotations
 
-import shlex
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -73,41 +72,6 @@ def test_a_job_that_may_not_start_again_says_75(site: Site) -> None:
 
     assert ended == ("FAILED", 75, 0)
     assert "items left:" in site.said(job)
-
-
-@pytest.mark.soak  # test_rendered_script.py counts restarts
-def test_the_restarts_that_count_are_this_jobs_own(site: Site) -> None:
-    site.init_held(24)
-    # As a job leaves it behind that was restarted and then submitted this one.
-    job = site.submit("work-queue", "--export=ALL,SLURM_RESTART_COUNT=5", max_restarts=1)
-    site.wait_for_held(4)
-
-    site.warn_and_release(job)
-    ended = site.end_of(job)
-
-    assert ended == ("COMPLETED", 0, 1)
-
-
-@pytest.mark.soak  # test_rendered_script.py leaves such variables behind
-def test_what_an_outer_job_left_behind_and_export_none_do_no_harm(site: Site) -> None:
-    site.init(8, 0.1)
-    site.init(8, 0.1, run="second")
-    inner = site.script(mem=None, mem_per_cpu="50M", job_name="inner")
-    words = ["--parsable", "--wait"]
-    (site.cwd / "submit.sh").write_text(
-        f"env -u SLURM_EXPORT_ENV {shlex.join(['sbatch', *words, str(inner)])} && "
-        f"{shlex.join(['sbatch', *words, '--export=NONE', str(inner), 'second'])}"
-    )
-    outer = site.lab.sbatch(
-        *("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=l40s:4", "--mem=1G"),
-        *("--distribution=cyclic", "--output=%j.out", "--hint=nomultithread"),
-        "--wrap=srun --nodes=1 --ntasks=1 --cpu-bind=none bash submit.sh",
-        cwd=site.cwd,
-    )
-
-    assert site.end_of(outer) == ("COMPLETED", 0, 0), site.said(outer)
-    assert site.finished()["done"] == 8
-    assert site.finished("second")["done"] == 8
 
 
 def start_with_checks_held(site: Site, **fields: Any) -> tuple[str, str]:
@@ -183,19 +147,6 @@ def test_a_cancelled_job_that_has_lost_a_node_is_torn_down(site: Site) -> None:
         (site.cwd / "torn-down").exists, lambda: f"the teardown:\n{site.said(job)}", limit_s=40
     )
     assert "requeueing" not in site.said(job)
-
-
-@pytest.mark.soak  # test_rendered_script.py has such items
-def test_a_job_does_not_start_again_for_an_item_that_another_job_holds(site: Site) -> None:
-    site.init(1, 25)
-    first = site.submit(nodes=1, ntasks_per_node=1)
-    site.wait_for_workers(1)
-
-    second = site.submit(nodes=1, ntasks_per_node=1, idle_exit="1s")
-
-    assert site.end_of(second) == ("FAILED", 75, 0), site.said(second)
-    assert "workers of other jobs hold all that is left" in site.said(second)
-    assert site.end_of(first) == ("COMPLETED", 0, 0)
 
 
 def test_a_node_that_lacks_a_gpu_is_named_and_the_other_works(site: Site) -> None:

@@ -66,7 +66,7 @@ FENCES: dict[str, set[str]] = {
     "pyarrow": {"queue.listfiles", "results.tables"},
     "cloudpickle": {"rundir.pickles"},
     "yaml": {"queue.listfiles"},
-    "optuna": {"bandit", "study"},
+    "optuna": {"study"},
     "mteb": {"science.workloads"},
     "lm_eval": {"science.workloads"},
     "lighteval": {"science.workloads"},

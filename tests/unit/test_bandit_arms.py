@@ -126,7 +126,7 @@ def wide_table(count: int) -> ArmTable:
 def test_policies_on_geometry_ask_the_same_whether_or_not_there_are_metrics() -> None:
     table = wide_table(31)
     bare = ArmTable(tuple(Arm(a.id, a.group, a.features[:1]) for a in table.arms), ("layer",))
-    for name in ("gp-ucb", "gp-ei", "optuna-tpe"):
+    for name in ("gp-ucb", "gp-ei"):
         asked = []
         for arms in (table, bare):
             policy = make_policy(name, arms, 4)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit.regression import (
+from hpc_toolkit.bandit.gp import (
     Hyperparameters,
     Posterior,
     column_scales,

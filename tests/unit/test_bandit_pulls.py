@@ -24,7 +24,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "random": {},
     "gp-ucb": {},
     "gp-ei": {},
-    "optuna-tpe": {},
     "racing": {},
     "racing in blocks": {"c": 1.0, "first": 2, "block": 2},
     "racing untimed": {"tasks": UNTIMED},
@@ -237,7 +236,6 @@ def test_tell_of_another_result_of_a_task_is_refused_and_changes_nothing(
     ("name", "given", "claim"),
     [
         ("random", {"tasks": TaskSet(())}, "the task set is empty"),
-        ("racing", {"tasks": TASKS, "scalariser": "mean-rank"}, "needs the scalariser 'mean'"),
         ("racing", {"tasks": TASKS, "c": -1}, "racing: c is -1"),
         ("racing", {"tasks": TASKS, "first": 1}, "racing: first is 1"),
         ("racing", {"tasks": TASKS, "block": 0}, "racing: block is 0"),

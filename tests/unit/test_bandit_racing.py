@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
+from hpc_toolkit.bandit.racing import survivors
 from hpc_toolkit.bandit.rewards import best_row
 from hpc_toolkit.bandit.rule import Stream
-from hpc_toolkit.bandit.rules.racing import survivors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -63,17 +63,6 @@ def test_the_default_policy_needs_fewer_pulls_than_random_order(
 
 
 @ON
-def test_the_default_policy_needs_hardly_more_pulls_than_optunas(
-    table: ScoreTable, parts: int
-) -> None:
-    median, p90 = to_99(table, "gp-ucb", parts)
-    rival, rival_p90 = to_99(table, "optuna-tpe", parts)
-
-    assert median <= 1.2 * rival
-    assert p90 <= 1.2 * rival_p90
-
-
-@ON
 def test_rounds_of_eight_need_hardly_more_pulls_than_one_at_a_time(
     table: ScoreTable, parts: int
 ) -> None:

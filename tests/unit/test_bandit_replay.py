@@ -83,49 +83,6 @@ def test_costs_add_up_and_one_gpu_takes_as_long_as_the_sum() -> None:
     assert (np.diff(trace.wall_s(2)) >= 0).all()
 
 
-@st.composite
-def searches(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
-    """Durations of some pulls, and after how many results each was asked."""
-    pulls = draw(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), max_size=6))
-    told = sorted(draw(st.integers(0, pull)) for pull in range(len(pulls)))
-    return pulls, [min(number, pull) for pull, number in enumerate(told)]
-
-
-def ticking(pulls: list[list[int]], told_before: list[int], gpus: int) -> list[int]:
-    """The same by a clock that ticks, and lists instead of heaps."""
-    left = [sorted(seconds, reverse=True) for seconds in pulls]
-    running: list[tuple[int, int]] = []
-    ends = [0] * len(pulls)
-    for now in range(200):
-        running = [(end, pull) for end, pull in running if end > now]
-        busy = {pull for _, pull in running}
-        finished = [not left[pull] and pull not in busy for pull in range(len(pulls))]
-        told = finished.index(False) if False in finished else len(finished)
-        while len(running) < gpus:
-            # Asked in order, so an earlier pull that waits holds those after it back.
-            asked = 0
-            while asked < len(pulls) and told_before[asked] <= told:
-                asked += 1
-            some = [pull for pull in range(asked) if left[pull]]
-            if not some:
-                break
-            first = max(some, key=lambda p: (left[p][0], -p))
-            ends[first] = max(ends[first], now + left[first][0])
-            running.append((now + left[first].pop(0), first))
-    return ends
-
-
-@given(searches(), st.integers(1, 5))
-def test_finish_times_are_those_of_a_clock_that_ticks(
-    search: tuple[list[list[int]], list[int]], gpus: int
-) -> None:
-    pulls, told_before = search
-
-    found = finish_times(pulls, told_before, gpus)
-
-    assert found.tolist() == ticking(pulls, told_before, gpus)
-
-
 def test_finish_times_are_close_to_those_of_the_queues_own_code() -> None:
     """The queue does not begin with the longest, so no single evaluation may dominate here."""
     seconds = np.sort(np.random.default_rng(3).lognormal(4.0, 0.8, 120))[::-1].tolist()

@@ -13,8 +13,8 @@ import pytest
 
 import hpc_toolkit.bandit
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit.gp import space_filling_order
 from hpc_toolkit.bandit.rule import Stream, first_best
-from hpc_toolkit.bandit.rules.gp import space_filling_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""When a search stops: budgets, paired differences, and the odds of a better arm."""
+"""When a search stops: budgets; and paired differences."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from hpc_toolkit.bandit import (
     make_policy,
 )
 from hpc_toolkit.bandit.rewards import gaps
-from hpc_toolkit.bandit.rule import Finalists, History, TaskResults
-from hpc_toolkit.bandit.stopping import win_odds
 from hpc_toolkit.errors import ConfigError
 
 TASKS = TaskSet(("x", "y"), (1.0, 3.0))
@@ -61,81 +59,6 @@ def test_ask_within_takes_what_asks_of_one_within_the_budget_would(pending: list
     assert ask_within(policy, 2, pending) == one_by_one[:2]
 
 
-def history(table: ArmTable, rewards: dict[int, float], failed: tuple[int, ...] = ()) -> History:
-    return History(
-        table=table, seed=0, scored=tuple(sorted(rewards)),
-        rewards=np.array([rewards[i] for i in sorted(rewards)]), failed=failed, pending=(),
-        results=TaskResults.empty(len(table.arms), TaskSet(())),
-    )  # fmt: skip
-
-
-def test_odds_agree_with_draws_from_the_process() -> None:
-    """Against samples of scikit-learn's posterior with the same kernel and noise."""
-    gaussian_process = pytest.importorskip("sklearn.gaussian_process")
-    from hpc_toolkit.bandit.regression import fit
-
-    rng = np.random.default_rng(0)
-    table = line(30)
-    told = rng.choice(30, 8, replace=False)
-    rewards = {int(i): float(math.sin(i / 5) + 0.05 * rng.normal()) for i in told}
-    known = history(table, rewards)
-
-    odds = win_odds(known)
-
-    points = table.standardised.values
-    x = points[list(known.scored)]
-    y = (known.rewards - known.rewards.mean()) / known.rewards.std()
-    hyper = fit(x, y)
-    kernel = gaussian_process.kernels.Matern(length_scale=hyper.length_scale, nu=2.5)
-    oracle = gaussian_process.GaussianProcessRegressor(kernel, alpha=hyper.noise, optimizer=None)
-    draws = oracle.fit(x, y).sample_y(points, 20_000, random_state=0)
-    expected = (draws > y.max()).mean(axis=1)
-    expected[list(known.scored)] = 0.0
-    np.testing.assert_allclose(odds, expected, atol=0.02)
-
-
-def race(rows: list[list[float]], population: int) -> History:
-    """Arms told on the first tasks of ``population``."""
-    done = len(rows[0])
-    tasks = TaskSet(tuple(f"t{i}" for i in range(population)))
-    results = TaskResults.empty(len(rows), tasks)
-    for index, row in enumerate(rows):
-        good = {f"t{i}": score for i, score in enumerate(row) if not math.isnan(score)}
-        lost = tuple({f"t{i}" for i in range(done)} - set(good))
-        results.take(index, Observation(f"a{index}", good, failed=lost))
-    return History(
-        table=line(len(rows)), seed=0, scored=(), rewards=np.empty(0), failed=(), pending=(),
-        results=results,
-    )  # fmt: skip
-
-
-def test_odds_in_a_race_are_those_of_the_paired_differences() -> None:
-    rows = [[0.5, 0.6, 0.7, 0.8], [0.5, 0.5, 0.8, 0.6], [0.1, 0.1, 0.1, 0.1]]
-
-    odds = win_odds(race(rows, 6), Finalists((0, 1), (0, 1, 2, 3), 0))
-
-    gaps = np.array([0.0, -0.1, 0.1, -0.2])
-    spread = gaps.std(ddof=1) / 2 * math.sqrt(1 - 4 / 6)
-    assert odds[1] == pytest.approx(0.5 * math.erfc(0.05 / spread / math.sqrt(2)))
-    assert odds[[0, 2]].tolist() == [0.0, 0.0]
-
-
-def test_search_stops_when_no_arm_wins_with_a_higher_probability() -> None:
-    table = line(41)
-    policy = make_policy("gp-ucb", table, 0, stop=StopRules(win_probability=0.01))
-    asked = 0
-    while policy.stop() is None:
-        arm = policy.ask(1)[0].arm
-        asked += 1
-        policy.tell(Observation(arm, {"task": -(((table.index(arm) - 17) / 20) ** 2)}))
-
-    best = policy.best()
-    assert best is not None
-    assert best.arm == "a17"
-    assert 5 < asked < 25
-    assert str(policy.stop()).startswith("no other arm is the best with a probability above 0")
-
-
 @pytest.mark.parametrize(
     ("given", "claim"),
     [
@@ -144,7 +67,6 @@ def test_search_stops_when_no_arm_wins_with_a_higher_probability() -> None:
         ({"evaluations": True}, "stop: evaluations is True"),
         ({"gpu_s": math.nan}, "stop: gpu_s is nan"),
         ({"wall_s": -0.1}, "stop: wall_s is -0.1"),
-        ({"win_probability": 1.1}, "stop: win_probability is 1.1"),
     ],
 )
 def test_stop_rule_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:

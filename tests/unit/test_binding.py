@@ -16,13 +16,13 @@ from hpc_toolkit.system.binding import (
     Machine,
     Place,
     Shares,
-    format_cpus,
+    bind_rank,
     own_place,
-    parse_cpus,
     place_workers,
     read_machine,
 )
 from hpc_toolkit.system.gpus import rank_environment, share_of_gpus
+from hpc_toolkit.system.quantities import format_cpus, parse_cpus
 
 GIB = 1 << 30
 MEMORY = {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n"}
@@ -62,6 +62,57 @@ def test_workers_have_cpus_of_their_own_and_of_one_node_each_if_it_has_enough(
     assert [len(place.cpus) for place in places] == [cpus] * len(nodes)
     assert len({cpu for place in places for cpu in place.cpus}) == cpus * len(nodes)
     assert [place.nodes for place in places] == nodes
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "gpus"),
+    [
+        (4, [4, 4, 4, 4], [["0"], ["1"], ["2"], ["3"]]),
+        (3, [6, 5, 5], [["0", "1"], ["2"], ["3"]]),
+        (13, [4, *[1] * 12], [["0", "1", "2", "3"], *[[]] * 12]),
+        (17, [0] * 17, [["0", "1", "2", "3"], *[[]] * 16]),  # which share the CPUs
+    ],
+)
+def test_all_of_it_is_divided_and_the_first_worker_gets_the_remainder(
+    workers: int, cpus: list[int], gpus: list[list[str]]
+) -> None:
+    places = place_workers(machine(), Shares(divided=True), workers)
+
+    assert [len(place.cpus) for place in places] == cpus
+    assert [list(place.gpus or ()) for place in places] == gpus
+    used = [cpu for place in places for cpu in place.cpus]
+    assert len(used) == len(set(used)) == (16 if workers < 17 else 0)
+    assert place_workers(machine(gpus=()), Shares(divided=True), 2)[1].gpus is None
+
+
+@pytest.mark.parametrize(
+    ("cpus", "machine_has", "environ", "bound"),
+    [
+        (range(4), 8, {}, None),  # Slurm has bound it
+        (range(4), 8, {"SLURM_CPUS_ON_NODE": "4"}, {2, 3}),
+        (range(4), 8, {"SLURM_CPUS_ON_NODE": "4", "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, None),
+        (range(8), 8, {}, {4, 5, 6, 7}),
+        (range(1), 1, {}, None),  # there is not one for each
+    ],
+)
+def test_a_rank_takes_its_part_of_the_cpus_if_slurm_has_not_bound_it(
+    cpus: range,
+    machine_has: int,
+    environ: dict[str, str],
+    bound: set[int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cpus))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, given: made.append(set(given)))
+    monkeypatch.setattr(os, "cpu_count", lambda: machine_has)
+
+    bind_rank({"SLURM_NODEID": "0", **environ})
+    bind_rank({**step(1, tasks="2"), **environ})
+    mpi = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    bind_rank({"PBS_JOBID": "7", **mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", **environ})
+
+    assert made == ([] if bound is None else [bound] * 2)
 
 
 def test_a_worker_is_near_its_gpu() -> None:
@@ -209,6 +260,7 @@ class TestReading:
         [
             ({"SLURM_MEM_PER_NODE": "1024"}, GIB),
             ({"SLURM_MEM_PER_CPU": "512"}, 4 * GIB),
+            ({"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "16"}, 8 * GIB),
             ({"SLURM_MEM_PER_NODE": "0"}, 16 * GIB),
         ],
     )

@@ -30,10 +30,9 @@ BUDGET = {"budget": 6, "pending": 2}
         ({"gpu_hours": float("inf")}, "search: gpu_hours: inf is not"),
         ({"wall_hours": "1"}, "search: wall_hours: '1' has no unit"),
         ({"wall_hours": "soon"}, "search: wall_hours: 'soon' is not a duration"),
-        ({"win_probability": 1.5}, "search: win_probability: 1.5 is not a probability"),
         ({**BUDGET, "asks": "round"}, "search: asks: 'round'"),
         ({**BUDGET, "metrics": ["a", "a"]}, r"search: metrics: \['a', 'a'\] is not a list of diff"),
-        ({**BUDGET, "scalarizer": "mean"}, "search: unknown key 'scalarizer'"),
+        ({**BUDGET, "budgett": 1}, "search: unknown key 'budgett'"),
         ({**BUDGET, "exhaustive": 1}, "search: exhaustive: 1 is not true or false"),
         ({**BUDGET, "options": {"seed": 1}}, "search: options.seed: not an option of a policy"),
     ],
@@ -46,13 +45,12 @@ def test_search_tables_that_are_wrong_are_refused_by_key(search: dict[str, Any],
 @pytest.mark.parametrize(
     ("tasks", "says"),
     [
-        ({"kinds": {"a": "sts", "b": "sts"}}, "tasks: kinds: the task 'c' is missing"),
+        ({"seconds": {"a": 1, "b": 1}}, "tasks: seconds: the task 'c' is missing"),
         ({"seconds": {"a": 1, "b": 1, "c": 1, "d": 1}}, "tasks: seconds: unknown task 'd'"),
         ({"seconds": {"a": 1, "b": 1, "c": 0}}, r"tasks: seconds\.c: 0 is not a positive number"),
         ({"seconds": {"a": 1, "b": 1, "c": 10**400}}, r"tasks: seconds\.c: 1000.* is not a posit"),
         ({"seconds": {"a": 1, "b": 1, "c": 1e-320}}, r"tasks: seconds\.c: 1e-320 is not a posit"),
-        ({"kinds": {"a": "sts", "b": "sts", "c": 1}}, r"tasks: kinds\.c: 1 is not a name"),
-        ({"kinds": ["sts"]}, "tasks: kinds: .* is not a table"),
+        ({"seconds": [1]}, "tasks: seconds: .* is not a table"),
     ],
 )
 def test_tables_by_task_must_name_each_task_and_no_other(tasks: dict[str, Any], says: str) -> None:
@@ -65,15 +63,9 @@ def test_tables_by_task_must_name_each_task_and_no_other(tasks: dict[str, Any], 
     [
         ({**BUDGET, "policy": "gp-uct"}, "search: unknown policy 'gp-uct'"),
         ({"budget": 6, "policy": "x", "asks": "window"}, "search: unknown policy 'x'"),
-        ({**BUDGET, "scalariser": "median"}, "search: unknown scalariser 'median'"),
-        ({**BUDGET, "scalariser": "mean-kind"}, "search: .* needs the kind of every"),
         ({**BUDGET, "options": {"bet": 2}}, "search: policy 'gp-ucb' has no option 'bet'"),
         ({**BUDGET, "options": {"beta": "x"}}, "search: gp-ucb: beta is 'x'"),
         ({**BUDGET, "options": {"features": "metrics"}}, "search: the arms have no metri"),
-        (
-            {"policy": "racing", "scalariser": "mean-rank"},
-            "search: policy 'racing' needs",
-        ),
         ({**BUDGET, "metrics": ["entropy"]}, "search: metrics: nothing uses them"),
     ],
 )
@@ -91,15 +83,13 @@ def test_settings_survive_json(tmp_path: Path) -> None:
         "evaluations": 30,
         "gpu_hours": 2,
         "wall_hours": 1.5,
-        "win_probability": 0.05,
         "pending": 3,
         "asks": "window",
-        "scalariser": "mean-kind",
         "metrics": ["entropy"],
         "options": {"features": "all"},
     }
     seconds = {"a": 1.0, "b": 2.0, "c": 3.0}
-    campaign = toy(search, tasks={"kinds": dict.fromkeys("abc", "sts"), "seconds": seconds})
+    campaign = toy(search, tasks={"seconds": seconds})
 
     run = make_campaign_run(tmp_path / "r", campaign, ())
 
@@ -137,13 +127,12 @@ def test_what_ends_a_search_may_change_while_it_goes_on_and_nothing_else(
     played = Played(fast_dir / "r", toy(BUDGET), monkeypatch)
     assert played.killed(2)
     run = Run.open(played.root)
-    longer = toy({"budget": 8, "pending": 2, "gpu_hours": 5, "win_probability": 0.01})
+    longer = toy({"budget": 8, "pending": 2, "gpu_hours": 5})
 
     with pytest.raises(ConfigError, match=r"settings: search\.pending") as refused:
         resume_campaign(run, toy({**BUDGET, "pending": 3}), update=True)
     assert str(refused.value.hint).startswith(
-        "only search.budget, search.evaluations, search.gpu_hours, search.wall_hours, "
-        "search.win_probability can change now"
+        "only search.budget, search.evaluations, search.gpu_hours, search.wall_hours can change now"
     )
     resume_campaign(run, longer, update=True)
 

@@ -36,8 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "metrics": ["entropy", "rank"],
         "options": {"features": "all", "initial": 3},
     },
-    "kinds": {"policy": "gp-ei", "evaluations": 20, "scalariser": "mean-kind", "pending": 2},
-    "probability": {"policy": "gp-ucb", "win_probability": 0.2, "pending": 2, "asks": "window"},
+    "evaluations": {"policy": "gp-ei", "evaluations": 20, "pending": 2, "asks": "window"},
     "hours": {"policy": "random", "gpu_hours": 0.1, "pending": 3},
     "till nothing is left": {
         "policy": "random",
@@ -46,11 +45,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "asks": "window",
     },
 }
-KINDS = {"kinds": {"a": "sts", "b": "sts", "c": "retrieval"}}
 
 
 def made(name: str) -> Campaign:
-    return toy(FAMILIES[name], tasks=KINDS if name == "kinds" else {})
+    return toy(FAMILIES[name])
 
 
 def asks(decisions: Sequence[Decision]) -> list[tuple[str, tuple[Pull, ...], tuple[str, ...]]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,9 @@ from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.run import create_run
 from hpc_toolkit.rundir.layout import Manifest
 from tests.toyrun import ToyWorker, spec_of, units_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ITEMS = [{"lr": lr, "seed": seed} for lr in (1, 2) for seed in (0, 1)]
 STAGES = (
@@ -199,3 +203,38 @@ def test_r17_a_retry_revives_what_was_skipped_also_after_the_seal(tmp_path: Path
 
     world.check()
     world.check_end()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_r17_a_worker_that_loses_a_race_adds_its_segment_behind_the_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, same: bool
+) -> None:
+    world = World(tmp_path / "run")
+    for who, unit in enumerate(("000001-0", "000001-2")):
+        world.attempt(who, "train", unit, 2 * who, "done", 1)
+        world.views[who].poll_journal("w0" if same else f"w{who}")
+    mine, other = world.made[0][0], world.made[1][0]
+    log = world.views[0].stages["evaluate"].log
+    append, write = log.append, log.write_payload
+    written: list[str] = []
+
+    def append_late(target: str) -> bool:
+        if world.views[1].stages["evaluate"].log.length == 0:
+            assert other.publish(0.0)
+        return append(target)
+
+    def write_noted(kind: str, suffix: str, chunks: Iterable[bytes]) -> str:
+        written.append(write(kind, suffix, chunks))
+        return written[-1]
+
+    monkeypatch.setattr(log, "append", append_late)
+    monkeypatch.setattr(log, "write_payload", write_noted)
+    assert mine.publish(0.0) is not same
+
+    world.check()
+    world.views[2].poll()
+    segments = world.views[2].stages["evaluate"].log.segments
+    assert [one.count for one in segments.values()] == ([1] if same else [1, 1])
+    # The file of the loser is used as it is, or not left behind.
+    assert len(written) == 1
+    assert len([*log.paths.items.iterdir()]) == len(segments)

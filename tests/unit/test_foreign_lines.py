@@ -20,10 +20,10 @@ from hpc_toolkit.doctor.sides import Verdict
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.results.activity import read_activity
-from hpc_toolkit.results.events import EventReader, Trace
 from hpc_toolkit.results.explain import explain, find_item
 from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.results.history import History
+from hpc_toolkit.results.trace import Trace
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import encode_line
 from hpc_toolkit.submit.reporting import read_facts
@@ -92,11 +92,8 @@ def read_all(run: Run, clock: ManualClock) -> None:
     for number in range(ITEMS):
         life_lines(explain(view, find_item(view, str(number))))
         list(_log_parts(run, None, str(number)))
-    history = History(view)
-    history.refresh()
-    read_activity(history, clock)
+    read_activity(History(view), clock)
     list(Trace(view))
-    list(EventReader(History(view, clock)).poll())
     read_work(view, clock, given="run")
     what_is_left(view, clock, job=None, watch_s=0.0, pause=lambda _: None)
     assert read_facts(run).problems == []

@@ -67,7 +67,7 @@ def test_every_option_has_the_spellings_of_torchrun() -> None:
         for action in run.get_args_parser()._actions
     }
 
-    own = {"run_dir", "backend", "start_timeout", "monitor", "dry_run", "json"}
+    own = {"run_dir", "backend", "start_timeout", "monitor", "dry_run"}
     newer = {"numa_binding", "shutdown_timeout"} - torchruns.keys()  # torch 2.9
     for name, option in by_name(PANELS).items():
         if name in own | newer:

@@ -38,7 +38,7 @@ def init(*words: str) -> Any:
 
 
 def made(run: Run) -> tuple[list[Any], Any]:
-    return run.snapshot().items, run.manifest.stages[0]
+    return run.items(), run.manifest.stages[0]
 
 
 def test_a_file_has_all_options_of_a_list() -> None:
@@ -81,9 +81,7 @@ def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
 
     assert isinstance(found, Run | Exception)
     assert grid.exit_code == 0
-    assert Run.open("grid").snapshot().items == [
-        {"a": a, "b": b} for a in ("x", 2) for b in (0, 2, 4)
-    ]
+    assert Run.open("grid").items() == [{"a": a, "b": b} for a in ("x", 2) for b in (0, 2, 4)]
 
 
 @pytest.mark.parametrize(

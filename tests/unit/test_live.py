@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.report.live import Choices, Live, Page, screen_lines
+from hpc_toolkit.report.live import Choices, Live, screen_lines
 from hpc_toolkit.report.terminal import Look
-from hpc_toolkit.results.events import Recent
 from hpc_toolkit.results.explain import Failures
 from hpc_toolkit.results.progress import StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
@@ -54,9 +53,8 @@ def live(hosts: int = 62, text: str = "", *, now: Any = (), **changes: Any) -> L
         for host in range(hosts - 1)
     ]
     lines.insert(0, HostLine("broken", (worker("broken-1", DIED, is_busy=False),)))
-    events = [Recent(0.0, f"event {n}{text}", where="gpu001") for n in range(10)]
     jobs = [JobRecord(id="4711", state="RUNNING", nodes="gpu[001-062]")]
-    return Live(status, **{"jobs": jobs, "hosts": lines, "events": events, **changes})
+    return Live(status, **{"jobs": jobs, "hosts": lines, **changes})
 
 
 def width(line: str) -> int:
@@ -72,8 +70,8 @@ def plain(line: str) -> str:
 @pytest.mark.parametrize("unicode", [False, True])
 @pytest.mark.parametrize(
     "chosen",
-    [Choices(), Choices(expanded=True, offset=40), Choices(page=Page("t", [f"x{BAD}" * 50] * 99))],
-    ids=["all", "expanded", "page"],
+    [Choices(), Choices(expanded=True, offset=40), Choices(message=BAD)],
+    ids=["all", "expanded", "message"],
 )
 def test_a_screen_is_filled_and_nothing_controls_the_terminal(
     columns: int, rows: int, colour: bool, unicode: bool, chosen: Choices
@@ -99,6 +97,5 @@ def test_at_80x24_all_that_is_important_fits_and_hosts_give_way() -> None:
     assert "job 4711  RUNNING on gpu[001-062]" in text
     assert re.search(r"hosts +broken +0 workers", text)  # the worst first
     assert re.search(r"and \d+ more hosts \(w shows all\)", text)
-    assert "event 0" in text
     assert "more lines" not in text
-    assert lines[-1].startswith("d drain")
+    assert lines[-1].startswith("w workers")

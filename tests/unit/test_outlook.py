@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line
+from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line, lacks
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec
@@ -256,3 +256,26 @@ def test_workers_cost_their_lives_and_the_living_the_time_left(toy: ToyRun) -> N
 )
 def test_there_is_no_cost_without_one_currency(toy: ToyRun, jobs: tuple[RunJob, ...]) -> None:
     assert cost(toy, *jobs) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "held", "refused"),
+    [
+        ({"ntasks_per_node": 4}, 8, {"cpus": 16, "gpus": 1}, {"cpus": 17}),
+        # Of each task the first worker has 8 CPUs, a GPU and half of the memory.
+        ({"ntasks_per_node": 4, "workers_per_task": 9}, 72, {"cpus": 8, "gpus": 1}, {"cpus": 9}),
+        ({"workers_per_task": 9, "mem": 64 << 10}, 18, {"memory": 32 << 30}, {"memory": 33 << 30}),
+        ({"workers_per_task": 2}, 4, {"cpus": 8}, {"nodes": 2}),
+        ({"one_rank": True}, 1, {"nodes": 2, "cpus": 16}, {"nodes": 3}),
+    ],
+)
+def test_workers_of_a_job_hold_what_its_script_gives_them(
+    given: dict[str, Any], workers: int, held: dict[str, Any], refused: dict[str, Any]
+) -> None:
+    fields = {"ntasks_per_node": 1, "python": "/usr/bin/python3", "cpus_per_task": 16, **given}
+
+    found = ask_of(ScriptSpec(nodes=2, gpus_per_node=4, **fields), SITE)
+
+    assert found.workers == workers
+    assert lacks(found.node, None, held) == ""
+    assert "no worker of this job has more than" in lacks(found.node, None, refused)

@@ -10,6 +10,7 @@ from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.run import Run
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -54,6 +55,21 @@ def interrupted(fast_dir: Path) -> ToyRun:
         worker.release()
         worker.finish()
     return toy
+
+
+def test_a_worker_takes_what_needs_more_nodes_or_cpus_first(fast_dir: Path) -> None:
+    needs = [{"cpus": 1}, {"cpus": 8}, {"nodes": 2, "cpus": 1}, {"gpus": 1}]
+    items = [{"n": number, "needs": one} for number, one in enumerate(needs)]
+    view = Run.create(fast_dir / "r", items, command="true").view
+    clock = ManualClock()
+    liveness = Liveness(view.paths, clock, host="h", boot="b", lease_s=60.0)
+    picker = Picker(view, liveness, clock, "me", shared=True)
+    pacing = Pacing(clock, local=True, workers=1, lease_s=60.0, seed="me")
+
+    found = [picker.next(NOTHING, pacing) for _ in items]
+
+    names = [one.unit.name if one is not None else "" for one in found]
+    assert [view.stages["items"].state.pending(name)[0] for name in names] == [2, 3, 1, 0]
 
 
 def begun(toy: ToyRun) -> set[tuple[str, int]]:

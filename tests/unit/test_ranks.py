@@ -14,7 +14,14 @@ from hpc_toolkit.cli.working import unused
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.system.gpus import rank_environment
-from hpc_toolkit.system.ranks import RankInfo, job_end, job_hosts, of_slurm, other_hosts
+from hpc_toolkit.system.ranks import (
+    RankInfo,
+    job_end,
+    job_hosts,
+    of_slurm,
+    other_hosts,
+    step_nodes,
+)
 from hpc_toolkit.training.distributed.group import DistributedInfo
 from hpc_toolkit.training.launch.plan import Request, Step, left_out, make_plan
 
@@ -76,11 +83,9 @@ def test_hosts_are_listed_once_and_a_batch_script_is_told_how_to_use_them(tmp_pa
         {**SGE, "PE_HOSTFILE": str(hosts)},
     ):
         assert job_hosts(environ) == ["n1", "n2"]
-        said = unused(RankInfo.from_environ(environ), None, environ)
+        said = unused(None, environ)
         assert said.startswith("this job has 2 hosts; "), said
         assert "mpiexec hpctk work" in said
-        ranked = {**environ, **OMPI}
-        assert unused(RankInfo.from_environ(ranked), None, ranked) == ""
     for environ in ({}, PBS, {**PBS, "PBS_NODEFILE": "/gone"}, {**LSF, "LSB_MCPU_HOSTS": ""}):
         assert job_hosts(environ) == []
 
@@ -116,7 +121,7 @@ def test_flux_is_asked_for_the_hosts_and_a_start_on_one_of_several_is_told(
     assert other_hosts(environ)[0] == count
     plan = make_plan(Request(script="a.py"), step=None, ranks=2, backend="gloo")
     for said in (
-        unused(RankInfo.from_environ(environ), None, environ),
+        unused(None, environ),
         left_out(Request(script="a.py"), plan, environ),
     ):
         assert ("flux run" in said and f"this job has {count} " in said) is (count > 1), said
@@ -293,3 +298,31 @@ def test_a_restarted_job_counts_its_restarts_and_an_element_of_an_array_has_its_
     found = RankInfo.from_environ({**STEP, **element})
 
     assert (found.job_id, found.restart) == ("17_3", 2)
+
+
+def test_workers_of_a_rank_have_numbers_of_their_own() -> None:
+    ranks = [RankInfo(rank=one, local_rank=one % 2, world_size=4, in_step=True) for one in range(4)]
+
+    found = [rank.one_of(3, slot) for rank in ranks for slot in range(3)]
+
+    assert [one.rank for one in found] == [*range(12)]
+    assert [one.local_rank for one in found] == [0, 1, 2, 3, 4, 5] * 2
+    assert {one.world_size for one in found} == {12}
+
+
+JOB = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes"),
+    [
+        ({}, 1),
+        (JOB, 2),  # the batch script
+        ({**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 2),
+        ({**JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, 1),
+        # The shell of salloc on a node is a step of Slurm's own.
+        ({**JOB, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, 2),
+    ],
+)
+def test_only_one_process_of_a_job_has_all_its_nodes(environ: dict[str, str], nodes: int) -> None:
+    assert step_nodes(environ) == nodes

@@ -156,6 +156,12 @@ def test_absurd_numbers_are_refused(nodes: Any) -> None:
         ({"gres": "nvme:1,gpu:l40s:4"}, "--sbatch gres: .* is not accepted"),
         ({"ntasks": 3, "nodes": 4}, "--sbatch ntasks: 3 ranks are fewer than 4 nodes"),
         ({"ntasks": 9, "nodes": 2, "ntasks_per_node": 4}, "ntasks: 9 are more than .* most 8"),
+        ({"workers_per_task": 0}, "--workers-per-task: 0"),
+        (
+            {"cpus_per_task": 4, "workers_per_task": 5},
+            "5 workers are more than the 4 CPUs of a rank",
+        ),
+        ({"one_rank": True, "container": "/x.sif"}, "--one-rank and --container exclude"),
         ({"exclusive": "node"}, "--sbatch exclusive: 'node' is not accepted"),
         ({"sbatch": ("nodes=2",)}, "--sbatch: 'nodes' is not supported"),
         ({"sbatch": ("node=2",)}, "--sbatch: sbatch may read 'node' as 'nodelist'"),

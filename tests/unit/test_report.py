@@ -22,8 +22,7 @@ from hpc_toolkit.report.figures import number_ticks, span_ticks
 from hpc_toolkit.report.runreport import sections
 from hpc_toolkit.results import activity as states
 from hpc_toolkit.results.activity import Activity, Lane, Timeline, read_activity
-from hpc_toolkit.results.history import History
-from hpc_toolkit.results.records import Attempt, Claim, Release
+from hpc_toolkit.results.history import Attempt, Claim, History, Release
 from hpc_toolkit.results.sums import ranges_of
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit.reporting import read_facts, report_of
@@ -64,9 +63,7 @@ def disturbed(fast_dir: Path) -> ToyRun:
 
 
 def activity_of(toy: ToyRun) -> Activity:
-    history = History(toy.view())
-    history.refresh()
-    return read_activity(history, ManualClock(10_000.0))
+    return read_activity(History(toy.view()), ManualClock(10_000.0))
 
 
 def test_every_second_of_a_worker_is_counted_once(disturbed: ToyRun) -> None:
@@ -123,10 +120,9 @@ def test_seconds_add_up_whatever_clocks_and_journals_say(
 def record_of(kind: str, end: float, seconds: float) -> Claim | Attempt | Release:
     common: dict[str, Any] = {"stage": "items", "unit": "u", "generation": 1, "worker": "w"}
     if kind == "claim":
-        more: dict[str, Any] = {"clock": "worker", "items": 1, "group": None, "taken_from": None}
-        return Claim(**common, at=end, **more)
+        return Claim(**common, at=end, clock="worker")
     if kind == "release":
-        return Release(**common, at=end, seconds=seconds, done=1, failed=0)
+        return Release(**common, at=end)
     place: dict[str, Any] = {
         "entry": 1,
         "position": 0,

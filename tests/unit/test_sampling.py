@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.results.events import RecentEvents
 from hpc_toolkit.results.status import read_status
 from hpc_toolkit.results.workers import FILES_PER_S, Sampler, living_workers, pause_s, read_hosts
 from tests.manualclock import ManualClock
@@ -95,23 +94,6 @@ def test_the_status_of_samples_is_that_of_all_files(fast_dir: Path) -> None:
         ("there", 0, 0, 1),
         ("here", 1, 0, 0),
     ]
-    events = RecentEvents(toy.run.view).read(seen, alive, whole.failures)
-    assert {"worker died", "item 1 failed: permanent of test"} <= {one.what for one in events}
-
-
-def test_equal_events_that_are_near_each_other_share_a_line(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r")
-    for number in range(30):
-        toy.worker(f"w{number}", started=NOW + number, at=NOW + 1000, host=f"h{number}")
-    toy.worker("late", started=NOW + 900, at=NOW + 1000, host="z")
-    view = toy.run.view
-    view.poll()
-    seen = view.presences()
-
-    events = RecentEvents(view).read(seen, set(seen), [])
-
-    started = [(one.count, one.where) for one in events if one.what == "worker started"]
-    assert started == [(1, "z"), (30, "h29")]
 
 
 @pytest.mark.parametrize(("filesystem", "seconds"), [("local", 2.0), ("shared", 10.0)])

@@ -54,7 +54,7 @@ def workload(run: Run) -> Trials:
 
 def ran(run: Run, *numbers: int, by: Trials | None = None) -> list[dict[str, Any]]:
     """The values of these trials, as one process runs them; all of them without numbers."""
-    items = [{"trial": one} for one in numbers or range(len(run.snapshot().items))]
+    items = [{"trial": one} for one in numbers or range(len(run.items()))]
     return list((by or workload(run)).run(None, iter(items)))
 
 

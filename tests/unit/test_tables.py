@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from hpc_toolkit.errors import ConfigError
@@ -26,59 +25,6 @@ def row(item: dict[str, Any], value: dict[str, Any] | None, **changes: Any) -> d
         "worker": "w",
         **changes,
     }
-
-
-ROWS = [
-    row({"id": 0, "name": "a,b"}, {"score": 0.25, "tags": ["x"]}),
-    row({"id": 1, "name": "ü"}, None),
-    row({"id": 2}, {"score": 3, "note": None}),
-]
-
-
-def test_npz_has_nan_or_no_text_for_what_is_not_there_and_needs_no_pickle(
-    tmp_path: Path,
-) -> None:
-    write_table(tmp_path / "t.npz", ROWS)
-
-    with np.load(tmp_path / "t.npz", allow_pickle=False) as found:
-        assert found["value.score"].dtype == np.float64
-        np.testing.assert_array_equal(found["value.score"], [0.25, np.nan, 3.0])
-        assert found["name"].tolist() == ["a,b", "ü", ""]
-
-
-@pytest.mark.parametrize(
-    ("values", "kind", "kept"),
-    [
-        ([2**53 + 1, -(2**63)], "int64", None),
-        ([2**64 - 1, 0], "uint64", None),
-        ([2**53 + 1, None], "str", ["9007199254740993", ""]),
-        ([2**53 + 1, 0.5], "str", ["9007199254740993", "0.5"]),
-        ([2**64 - 1, -1], "str", ["18446744073709551615", "-1"]),
-        ([2**53, 0.5], "float64", None),
-        ([3, 0.5, True], "float64", [3.0, 0.5, 1.0]),
-        ([True, False], "bool", None),
-        ([True, 2], "float64", [1.0, 2.0]),
-        ([10**400, 1], "str", [f"1{400 * '0'}", "1"]),
-    ],
-)
-def test_npz_keeps_every_number(
-    tmp_path: Path, values: list[Any], kind: str, kept: list[Any] | None
-) -> None:
-    write_table(tmp_path / "t.npz", [row({"id": at}, {"x": x}) for at, x in enumerate(values)])
-
-    with np.load(tmp_path / "t.npz", allow_pickle=False) as found:
-        assert found["value.x"].dtype.name.startswith(kind)
-        assert found["value.x"].tolist() == (kept or values)
-        assert found["id"].dtype == np.int64
-
-
-@pytest.mark.parametrize("key", ["file", "a/b"])
-def test_an_items_key_may_have_any_name(tmp_path: Path, key: str) -> None:
-    write_table(tmp_path / "t.npz", [row({key: "text"}, {key: 1.5})])
-
-    with np.load(tmp_path / "t.npz", allow_pickle=False) as found:
-        assert found[key].tolist() == ["text"]
-        assert found[f"value.{key}"].tolist() == [1.5]
 
 
 def test_a_column_means_the_same_in_all_rows(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_toolkit.cli.screen import split_keys
+from hpc_toolkit.cli.liveview import split_keys
 from hpc_toolkit.system.terminal import columns, cut, pad, printable, wrap
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.cli.working import monitored, read_shares, with_progress
-from hpc_toolkit.results.snapshots import write_snapshot
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.binding import Shares, limit_memory
 from hpc_toolkit.system.ranks import RankInfo
@@ -70,27 +69,6 @@ def test_the_monitor_is_one_of_each_node_and_only_where_it_is_wanted(
     assert written(ALONE, wanted=False) == []
     assert written(IN_STEP, wanted=True) == []
     assert written(ALONE, wanted=True) == [f"monitor-n1-{os.getpid()}.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("words", "match"),
-    [
-        (["--items", "items.jsonl"], "--from and --items"),
-        (["--campaign", "c.toml"], "--campaign: no other option"),
-        (["--max-attempts", 0], "max_attempts must be at least 1"),
-        (["--workload", "a:b", "--command", "c"], "either a workload or a command"),
-    ],
-)
-def test_init_refuses_what_a_snapshot_does_not_go_with(
-    words: list[object], match: str, tmp_path: Path
-) -> None:
-    write_snapshot(tmp_path / "s.json", ToyRun(tmp_path / "run").reopen().snapshot())
-
-    code, message = called("init", tmp_path / "again", "--from", tmp_path / "s.json", *words)
-
-    assert code == 1
-    assert match in message
-    assert not (tmp_path / "again").exists()
 
 
 def test_a_run_that_cannot_be_read_at_the_end_leaves_the_exit_code_of_its_workers(

@@ -58,6 +58,8 @@ class WorkRequest:
     staging: Staging = NO_STAGING
     campaign: bool = False
     """Whether a coordinator runs beside the ranks."""
+    one_rank: bool = False
+    """Whether one rank, on the first node, has all nodes for the steps of its items."""
     within_s: int = 60
     """Seconds that a node has to start its checks."""
     send_others: Callable[..., float] = lambda *job, **how: math.inf
@@ -139,8 +141,13 @@ class WorkJob:
         """srun's options that leave out the nodes that are not fit."""
         nodes = [f"--nodes={len(fit)}"]
         out = len(self._job.nodes) - len(fit)
+        if self._request.one_rank and not out:
+            return ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
         if not out:
             return nodes
+        if self._request.one_rank:
+            msg = "a node failed the preflight: see above"
+            raise JobError(msg, hint="the items of a job with --one-rank need all of its nodes")
         ranks = os.environ.get("SLURM_NTASKS_PER_NODE")
         if not ranks:
             msg = "a node failed the preflight: see above"

@@ -99,8 +99,8 @@ def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
             # Sites set JobRequeue differently, so the script always states it.
             ("requeue" if full.requeue else "no-requeue", True),
             # A queue survives a lost node: only its ranks' items are taken over. Any other program
-            # has to start again on all nodes.
-            ("no-kill", not full.command),
+            # has to start again on all nodes, also one that an item runs on several.
+            ("no-kill", not (full.command or full.one_rank)),
         ],
     }
     options: list[tuple[str, Any]] = []

@@ -305,6 +305,7 @@ def surroundings(
             *(full.python or "", "-P", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
             *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
             *(["--stage-env"] if full.stage_env else ()),
+            *(["--one-rank"] if full.one_rank else ()),
             *(trained.options if trained else ()),
         ),
     )
@@ -320,13 +321,14 @@ def _values(
         "gpus": (full.gpus_per_node // of_a_task, 0),
         "max-restarts": (full.max_restarts, MAX_RESTARTS),
         "array-offset": (full.array_offset, 0),
+        "workers-per-task": (full.workers_per_task or 1, 1),
     }
     yield from ((name, value) for name, (value, usual) in standard.items() if value != usual)
     for name in ("idle_exit", "lease"):
         if seconds := getattr(full, name):
             yield name.replace("_", "-"), shown(name, seconds)
     # Not in an array, whose last element scontrol would take for all of them.
-    several = full.nodes > 1 and not (full.array or full.container)
+    several = full.nodes > 1 and not (full.array or full.container or full.one_rank)
     if template == "work-queue" and cluster.shrink_jobs and several:
         yield "shrink-every", "1min"
     commands = {"node-setup": (*cluster.node_setup, *full.node_setup), "teardown": full.teardown}

@@ -117,6 +117,9 @@ class ScriptSpec:
     ntasks_per_node: int | None = _field(None, Row(RESOURCES, count(1, _RANKS_MAX),
         "Ranks on each node. [default: one per GPU]", "N", directive=1, templates=TASKS,
         excludes=("ntasks_per_gpu",)))
+    one_rank: bool = _field(False, Row(RESOURCES, v.FLAG,
+        "Start one rank for all nodes; its items start steps by srun.", "", templates=QUEUES,
+        excludes=("container",)))
     ntasks_per_gpu: int | None = _field(None, Row("", count(1, 32),
         "Ranks that share one GPU and see no other.", "N", templates=TASKS, needs="gpus_per_node"))
     gpus_per_node: int = _field(0, Row(RESOURCES, count(0, 128),
@@ -134,6 +137,8 @@ class ScriptSpec:
     cpus_per_task: int | None = _field(None, Row(RESOURCES, count(1, 4096),
         "CPUs of each rank. [default: an equal share]", "N", directive=1,
         excludes=("cpus_per_gpu",), site=2))
+    workers_per_task: int | None = _field(None, Row(RESOURCES, count(1, 1024),
+        "Workers that share the CPUs and GPUs of each rank. [default: 1]", "N", templates=QUEUES))
     cpus_per_gpu: int | None = _field(None, Row("", count(1, 4096),
         "CPUs per GPU, shared by the ranks of a node.", "N", directive=1, needs="gpus_per_node"))
     mem: int | None = _field(None, Row(RESOURCES, v.NODE_MEMORY,
@@ -352,6 +357,10 @@ def _check_together(spec: ScriptSpec) -> None:
             msg = f"{option(name)} needs {' or '.join(map(option, needed))}"
             hint = f"add {option(needed[0])} {OPTIONS[needed[0]].metavar}, or leave it out"
             raise RenderError(msg, hint=hint)
+    if (workers := spec.workers_per_task or 1) > (spec.cpus_per_task or workers):
+        msg = f"--workers-per-task: {workers} workers are more than the {spec.cpus_per_task} CPUs"
+        hint = f"each worker has CPUs of its own: add --cpus-per-task {workers}"
+        raise RenderError(f"{msg} of a rank", hint=hint)
     _check_logs(spec)
     if spec.ntasks is None:
         return

@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 
-from hpc_toolkit.system.binding import parse_cpus
 from hpc_toolkit.system.processes import WARNINGS, die_with_parent
+from hpc_toolkit.system.quantities import parse_cpus
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end all ranks."""

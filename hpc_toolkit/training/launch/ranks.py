@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.binding import format_cpus, parse_cpus
 from hpc_toolkit.system.processes import WARNINGS, descendants, kill_group
+from hpc_toolkit.system.quantities import format_cpus, parse_cpus
 from hpc_toolkit.training.launch import rank
 from hpc_toolkit.training.progress import RankFailure
 

@@ -1,1 +1,0 @@
-"""The rules by which policies choose arms, one module for each family."""

@@ -19,6 +19,8 @@ from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun
 from tests.unit import jobcommands
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 # Counts its jobs from 101, and lets squeue list them, except those whose number is in "gone".
 SBATCH = """\
 echo "$*" >> "$0.calls"
@@ -26,17 +28,6 @@ n=$(( $(cat "$0.count" 2>/dev/null || echo 100) + 1 ))
 {before}
 echo $n > "$0.count"; echo "$n"
 """
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.setenv("HPCTK_CLUSTER", "generic")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("HPCTK_RUN", raising=False)
-    return here
 
 
 @pytest.fixture

@@ -134,25 +134,20 @@ def test_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> None:
     assert set(seen) == {first}
 
 
-def test_if_all_are_silent_only_a_full_lease_decides(toy: ToyRun) -> None:
-    """The file server may have failed: of one's own heartbeats nothing is known either."""
-    crowd = Crowd(toy, 2)
+@pytest.mark.parametrize(
+    ("count", "each", "lost"),
+    [
+        # The file server may have failed: of one's own heartbeats nothing is known either.
+        pytest.param(2, EACH, 1, id="all other nodes are silent"),
+        # It alone may wait for a file that another, lost, node had open.
+        pytest.param(6, 1, 3, id="a node has one worker"),
+    ],
+)
+def test_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: int) -> None:
+    crowd = Crowd(toy, count, each=each)
     for _ in range(2):
         assert crowd.step() == []
-    crowd.dead.update(crowd.node(1))
-
-    seen = [crowd.step() for _ in range(10)]
-
-    assert seen[:5] == [[]] * 5
-    assert {one for died in seen for one in died} == crowd.dead
-
-
-def test_of_a_node_with_one_worker_only_a_full_lease_decides(toy: ToyRun) -> None:
-    """It alone may wait for a file that another, lost, node had open."""
-    crowd = Crowd(toy, 6, each=1)
-    for _ in range(2):
-        assert crowd.step() == []
-    crowd.dead.update(crowd.node(3))
+    crowd.dead.update(crowd.node(lost))
 
     seen = [crowd.step() for _ in range(10)]
 

@@ -14,6 +14,8 @@ from tests.fakeslurm import Programs
 from tests.toyrun import ToyRun
 from tests.unit import jobcommands
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 # With --test-only it answers what is written for these nodes and this time, else it submits.
 SBATCH = """\
 case "$*" in *--test-only*) ;; *) echo "$*" >> "$0.sent"
@@ -32,17 +34,6 @@ cat "$answer" >&2
 ANSWER = (
     "sbatch: lua: welcome\nsbatch: Job 7 to start at {} using 32 processors on nodes n1 in main"
 )
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.setenv("HPCTK_CLUSTER", "generic")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("HPCTK_RUN", raising=False)
-    return here
 
 
 @pytest.fixture

@@ -18,24 +18,14 @@ from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun
 from tests.unit import jobcommands
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 # Counts its jobs from 101, says what a site's wrapper says, and keeps what it was called with.
 SBATCH = """\
 n=$(( $(cat "$0.count" 2>/dev/null || echo 100) + 1 )); echo $n > "$0.count"
 echo "$*" >> "$0.calls"
 echo "sbatch: lua: welcome" >&2; echo "Hello 2026"; echo "$n"
 """
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Run below an empty directory, with no cluster recognized."""
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.setenv("HPCTK_CLUSTER", "generic")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("HPCTK_RUN", raising=False)
-    return here
 
 
 @pytest.fixture

@@ -28,13 +28,14 @@ KNOWN = ("nodes", "gpus", "cpus", *_SIZES, TIME, FEATURES)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 _HINT = "such as gpus=1,cpus=4,memory=40G,time=2h,features=a100,licence=1"
 
-OOM, TIMEOUT = "oom", "timeout"
-_GROWN = {OOM: "memory", TIMEOUT: TIME}
+OOM, GPU_OOM, TIMEOUT = "oom", "gpu_oom", "timeout"
+_GROWN = {OOM: "memory", GPU_OOM: "gpu_memory", TIMEOUT: TIME}
 """Why an item failed -> what it needs more of when it runs again."""
 _FACTOR = re.compile(r"x([0-9]{1,3}(?:\.[0-9]{1,3})?)")
-_LEAST_FACTOR = 1.1
+_LEAST_FACTOR, _MOST_STEPS = 1.1, 100
 _RETRIES = {
     OOM: "such as on = 'oom', memory = 'x2', up_to = '200G'",
+    GPU_OOM: "such as on = 'gpu_oom', gpu_memory = 'x2', up_to = '80G'",
     TIMEOUT: "such as on = 'timeout', time = 'x2', up_to = '8h'",
 }
 
@@ -116,8 +117,10 @@ class Retry(Record):
     """How the needs of an item grow each time that it ran out of memory or time (rule R18)."""
 
     on: str
-    """:data:`OOM` or :data:`TIMEOUT`."""
+    """:data:`OOM`, :data:`GPU_OOM` or :data:`TIMEOUT`."""
     factor: float
+    step: float
+    """Bytes or seconds that are added each time; 0 if the amount is multiplied."""
     base: float
     up_to: float
     needs: Amounts
@@ -126,11 +129,14 @@ class Retry(Record):
     @property
     def steps(self) -> int:
         """After how many such failures the amount is ``up_to``, so that further ones count."""
-        return next(n for n in range(1000) if self.base * self.factor**n >= self.up_to)
+        return next(n for n in range(1000) if self._raised(n) >= self.up_to)
+
+    def _raised(self, steps: int) -> float:
+        return self.base * self.factor**steps + self.step * steps
 
     def amount(self, steps: int) -> float:
         """Bytes of memory or seconds that an item gets after this number of such failures."""
-        found = self.up_to if steps >= self.steps else self.base * self.factor**steps
+        found = self.up_to if steps >= self.steps else self._raised(steps)
         return found if self.on == TIMEOUT else math.ceil(found)
 
     def grown(self, steps: int) -> Amounts:
@@ -139,24 +145,32 @@ class Retry(Record):
         return {**self.needs, name: max(least, self.needs.get(name, 0))} if steps else self.needs
 
 
-def _parsed(given: Any, where: str) -> tuple[str, str, float, float]:
-    """Why an item failed, the name of what it needs more of, the factor, and the limit."""
+def _parsed(given: Any, where: str) -> tuple[str, str, float, float, float]:
+    """Why an item failed, the name of what it needs more of, factor and step, and the limit."""
     on = str(given.get("on")) if isinstance(given, dict) else ""
     name = _GROWN.get(on, "")
     if not name:
-        message = f"{where}: on = {on!r:.40} is neither 'oom' nor 'timeout'"
+        message = f"{where}: on = {on!r:.40} is not {', '.join(map(repr, _GROWN))}"
         raise ConfigError(message, hint=" or ".join(_RETRIES.values()))
     if given.keys() != {"on", name, "up_to"}:
         message = f"{where}: it has the keys {', '.join(given)}, not on, {name} and up_to"
         raise ConfigError(message, hint=_RETRIES[on])
-    factor = _FACTOR.fullmatch(str(given[name]))
-    if factor is None or float(factor[1]) < _LEAST_FACTOR:
-        message = f"{where}.{name}: {given[name]!r:.40} is not a factor from x{_LEAST_FACTOR}"
-        raise ConfigError(message, hint=_RETRIES[on])
-    up_to, place = given["up_to"], f"{where}.up_to"
-    if isinstance(up_to, str):
-        up_to = (parse_duration if name == TIME else parse_size)(up_to, where=place)
-    return on, name, float(factor[1]), _number(name, up_to, place)
+    more, place = str(given[name]), f"{where}.{name}"
+    factor = _FACTOR.fullmatch(more)
+    if not more.startswith("+") and (factor is None or float(factor[1]) < _LEAST_FACTOR):
+        message = f"{place}: {given[name]!r:.40} is not a factor from x{_LEAST_FACTOR}"
+        example = "+30min" if name == TIME else "+8G"
+        raise ConfigError(message, hint=f"{_RETRIES[on]}; {name} = '{example}' adds that much")
+    up_to = _amount(name, given["up_to"], f"{where}.up_to")
+    if factor is None:
+        return on, name, 1.0, _amount(name, more[1:], place), up_to
+    return on, name, float(factor[1]), 0.0, up_to
+
+
+def _amount(name: str, value: Any, where: str) -> float:
+    if isinstance(value, str):
+        value = (parse_duration if name == TIME else parse_size)(value, where=where)
+    return _number(name, value, where)
 
 
 def retry_of(stage: Any) -> Retry | None:
@@ -167,20 +181,24 @@ def retry_of(stage: Any) -> Retry | None:
     if not stage.retry:
         return None
     needs = dict(stage.needs or {})
-    on, name, factor, up_to = _parsed(stage.retry, "retry")
+    on, name, factor, step, up_to = _parsed(stage.retry, "retry")
     base = stage.timeout_s if on == TIMEOUT else needs.get(name)
     if base is None:
-        what, hint = ("a timeout", "90min") if on == TIMEOUT else ("needs with memory", "memory=4G")
-        message = f"retry: on = {on!r} multiplies {what}, which the stage does not have"
+        timed = on == TIMEOUT
+        what, hint = ("a timeout", "90min") if timed else (f"needs with {name}", f"{name}=4G")
+        message = f"retry: on = {on!r} raises {what}, which the stage does not have"
         raise ConfigError(message, hint=f"add it for the first attempt, such as {hint}")
     if base >= up_to:
         start, end = shown(name, base), shown(name, up_to)
         message = f"retry.up_to: {end} is not more than the {start} of the first attempt"
         raise ConfigError(message, hint="give a larger limit, or no retry")
+    if (up_to - base) / _MOST_STEPS > step > 0:
+        message = f"retry.{name}: it is added over {_MOST_STEPS} times before up_to"
+        raise ConfigError(message, hint=_RETRIES[on])
     if on in stage.final:
         message = f"retry and no_retry both have {on!r}"
         raise ConfigError(message, hint="leave one of them out")
-    return Retry(on=on, factor=factor, base=base, up_to=up_to, needs=needs)
+    return Retry(on=on, factor=factor, step=step, base=base, up_to=up_to, needs=needs)
 
 
 def needs_after(stage: Any, steps: int) -> Amounts:
@@ -276,11 +294,14 @@ def unmet(needs: Mapping[str, Any], workers: Iterable[Mapping[str, Any]]) -> str
 
 def submit_options(needs: Mapping[str, Any]) -> str:
     """Options of ``hpctk submit`` for workers that can hold the needs; "" if none are known."""
+    needs = {"gpus": 1, **needs} if "gpu_memory" in needs else needs
     written = {
         "nodes": lambda n: f"--nodes {n} --one-rank" if n > 1 else "",
         "gpus": lambda n: f"--gpus-per-node {math.ceil(n)} --ntasks-per-node 1" if n else "",
         "cpus": lambda n: f"--cpus-per-task {n}",
         "memory": lambda n: f"--mem {math.ceil(n / 2**20)}M",
+        # Slurm does not know the memory of a GPU, only its type.
+        "gpu_memory": lambda _: "--gpu-type TYPE",
         # A worker must have the time after its job has started it, and before its warning.
         TIME: lambda n: f"--time {math.ceil((1.1 * n + 300) / 60)}",
     }

@@ -24,7 +24,7 @@ from hpc_toolkit.errors import (
 )
 from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.system.jsonlines import encode, is_plain
-from hpc_toolkit.worker.memory import is_out_of_memory
+from hpc_toolkit.worker.memory import out_of
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -180,7 +180,7 @@ class Report:
         permanent = issubclass(type(error), PermanentError)
         if self._final and not interrupted:
             permanent |= any(one.__name__ in self._final for one in type(error).__mro__)
-        trace = trace_of(error)
+        trace, short = trace_of(error), out_of(error)
         if len(trace) > LONGEST_TEXT and trace != self._written:
             self._log.write(trace)
             self._written = trace
@@ -188,7 +188,8 @@ class Report:
             {
                 "error": _message(error),
                 "error_type": type(error).__name__,
-                "oom": is_out_of_memory(error),
+                "oom": short == "oom",
+                **({short: True} if short == "gpu_oom" else {}),
                 "traceback": shortened(trace),
             }
         )[1:-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from typing import Any
@@ -15,6 +16,12 @@ TRIES = 8
 
 _OF_THE_HOST = "DefaultCPUAllocator: "
 """Text in the plain RuntimeError that torch raises when the host is out of memory."""
+_OF_A_GPU = re.compile(
+    r"\b(?:CUDA|HIP|XPU|MPS)\w*\b.{0,20}\bout of memory"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory",
+    re.IGNORECASE,
+)
+"""First line of errors of torch, CuPy and JAX, also as the last line of a command's stderr."""
 
 
 def resident_bytes() -> int:
@@ -24,11 +31,20 @@ def resident_bytes() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: a ``MemoryError``, or a torch error, recognised by name or text."""
+    return out_of(error) != ""
+
+
+def out_of(error: BaseException) -> str:
+    """``gpu_oom`` or ``oom``: which memory ran out, by the error's type or text; "": none did."""
     names = {known.__name__ for known in type(error).__mro__}
-    if names & {"MemoryError", "OutOfMemoryError"}:
-        return True
-    return "RuntimeError" in names and _OF_THE_HOST in describe(error)
+    if "OutOfMemoryError" in names:  # CuPy's is a MemoryError as well
+        return "gpu_oom"
+    if names & {"MemoryError", "RuntimeError"}:
+        first, _, _ = describe(error).partition("\n")
+        if _OF_A_GPU.search(first):
+            return "gpu_oom"
+        return "oom" if "MemoryError" in names or _OF_THE_HOST in describe(error) else ""
+    return ""
 
 
 def kernel_kills() -> int:

@@ -222,7 +222,7 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
     limits: dict[int, float] = fresh(factory=dict)
     """Those of items that got more time."""
     growing: dict[int, str] = fresh(factory=dict)
-    """Items of ``positions`` that get more when they run out of it, ``oom`` or ``timeout``."""
+    """Items of ``positions`` that get more when they run out of it: ``on`` of the retry."""
 
     def __post_init__(self) -> None:
         # The numbers of the items, each with the comma behind it; after the last, no number.
@@ -327,8 +327,8 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
             return
         self.lines.tally.failed += 1
         if kind != wire.PERMANENT:  # the process is not the cause of those
-            oom = b', "oom": true,' in line
-            self.note_failure(self.positions[self.index - 1], "oom" if oom else "")
+            short = [why for why in ("oom", "gpu_oom") if b', "%s": true,' % why.encode() in line]
+            self.note_failure(self.positions[self.index - 1], *short)
             self.failed = True
 
     def _take_note(self, kind: bytes, text: str) -> None:

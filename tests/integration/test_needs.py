@@ -372,6 +372,58 @@ def test_an_item_that_takes_too_long_waits_for_a_worker_with_more_time(hpctk: Hp
     assert (failed["timeout"], failed["error"]) == (True, "took longer than the timeout of 1.0 s")
 
 
+# A stand-in for a GPU, which is not here: the class is torch's own, and the size of the GPU, which
+# only nvidia-smi knows, is given to each worker.
+TRAIN = """
+import os, torch
+
+def train(gib):
+    if gib > int(os.environ["GPU_GIB"]):
+        raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {gib} GiB.")
+    return {"gib": gib}
+"""
+PRINTED = "echo 'torch.OutOfMemoryError: CUDA out of memory.' >&2; exit 1"
+COMMAND = f'if [ {{gib}} -gt "$GPU_GIB" ]; then {PRINTED}; fi'
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("code", [("workload", "train:train"), ("command", COMMAND)])
+def test_items_that_ran_out_of_gpu_memory_wait_for_a_larger_gpu(
+    hpctk: Hpctk, code: tuple[str, str]
+) -> None:
+    Path("train.py").write_text(TRAIN)
+    created = hpctk(
+        *("init", "run", "--grid", "gib=10,30,70,90", f"--{code[0]}", code[1]),
+        *("--needs", "gpus=1,gpu_memory=16G", "--max-attempts", 1),
+        *("--retry", "on=gpu_oom,gpu_memory=x2,up_to=80G"),
+    )
+    assert created.code == 0, created.err
+    run = Run.open("run")
+
+    def work(gib: int) -> int:
+        env = {**GPU, "GPU_GIB": str(gib)}
+        return hpctk("work", "run", "--has", f"gpu_memory={gib}G", env=env).code
+
+    assert work(40) == 75
+    (unmet,) = run.status().unmet
+    assert unmet["text"] == (
+        "2 items of items need 64.0 GiB of GPU memory; no worker has more than "
+        "40.0 GiB of GPU memory"
+    )
+    line = "hpctk submit --run run --gpus-per-node 1 --ntasks-per-node 1 --gpu-type TYPE"
+    assert unmet["submit"] == line
+    assert line in hpctk("status", "run").out
+    assert work(80) == 0
+
+    assert [row["state"] for row in run.results()] == ["done", "done", "done", "failed"]
+    assert all(line["gpu_oom"] and not line["oom"] for line in journal_lines(run, "failed"))
+    tried = [json.loads(hpctk("explain", "run", "--item", n, "--json").out) for n in range(4)]
+    asked = [[one["needs"]["gpu_memory"] >> 30 for one in life["attempts"]] for life in tried]
+    assert asked == [[16], [16], [16, 32, 64], [16, 32, 64, 80]]
+    most = "items with 1 GPU, 80.0 GiB of GPU memory, the most that its retry allows: 1 failed"
+    assert most in hpctk("status", "run").out
+
+
 @pytest.mark.parametrize(
     ("command", "oom"),
     [

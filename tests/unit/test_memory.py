@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.worker.memory import Shrinking, is_out_of_memory
+from hpc_toolkit.worker.memory import Shrinking, is_out_of_memory, out_of
 
 
 class OutOfMemoryError(RuntimeError):
@@ -16,6 +16,10 @@ class OutOfMemoryError(RuntimeError):
 
 class OfADriverError(OutOfMemoryError):
     """A kind of it."""
+
+
+class CuPyError(OutOfMemoryError, MemoryError):
+    """Named and derived like CuPy's."""
 
 
 class Asked:
@@ -34,19 +38,29 @@ class Asked:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "memory"),
     [
-        (MemoryError(), True),
-        (OutOfMemoryError(), True),
-        (OfADriverError(), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
-        (ValueError("DefaultCPUAllocator: can't allocate memory"), False),
-        (RuntimeError("CUDA error: out of memory"), False),
-        (ValueError(), False),
+        (MemoryError(), "oom"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "oom"),
+        (MemoryError("exit code 1\nlast lines of stderr:\nCUDA out of memory"), "oom"),
+        (OutOfMemoryError(), "gpu_oom"),
+        (OfADriverError(), "gpu_oom"),
+        (CuPyError("Out of memory allocating 512 bytes"), "gpu_oom"),
+        (RuntimeError("CUDA error: out of memory\nCompile with ..."), "gpu_oom"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "gpu_oom"),
+        (RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"), "gpu_oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "gpu_oom"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"), "gpu_oom"),
+        (MemoryError("exit code 1; its stderr ends with: CUDA out of memory."), "gpu_oom"),
+        (RuntimeError("CUDA error: device lost"), ""),
+        (RuntimeError("membership out of memory cards"), ""),
+        (ValueError("DefaultCPUAllocator: can't allocate memory"), ""),
+        (ValueError("CUDA out of memory"), ""),
     ],
 )
-def test_out_of_memory_is_told_by_the_errors_type(error: Exception, told: bool) -> None:
-    assert is_out_of_memory(error) is told
+def test_the_memory_that_ran_out_is_recognised(error: Exception, memory: str) -> None:
+    assert out_of(error) == memory
+    assert is_out_of_memory(error) is bool(memory)
 
 
 WRONG = KeyError("batch")
@@ -120,4 +134,12 @@ def test_what_torch_says_of_the_hosts_memory_is_known() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
 
-    assert is_out_of_memory(caught.value)
+    assert out_of(caught.value) == "oom"
+
+
+@pytest.mark.torch
+def test_torchs_error_about_a_gpu_is_known() -> None:
+    torch = pytest.importorskip("torch")
+
+    # A stand-in: torch for CPUs has the class, and no GPU raises it here.
+    assert out_of(torch.cuda.OutOfMemoryError("CUDA out of memory.")) == "gpu_oom"

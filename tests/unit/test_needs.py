@@ -163,6 +163,7 @@ def test_run_json_keeps_needs_and_priority_and_refuses_damaged_ones(tmp_path: Pa
 
 OOM = {"on": "oom", "memory": "x2", "up_to": "5G"}
 LATE = {"on": "timeout", "time": "x1.5", "up_to": "4h"}
+GPU = {"on": "gpu_oom", "gpu_memory": "x2", "up_to": "80G"}
 GIB = 1 << 30
 
 
@@ -174,6 +175,17 @@ def test_needs_grow_by_the_factor_up_to_the_limit() -> None:
     assert retry.steps == 3
     assert [needs_after(stage, number)["memory"] / GIB for number in range(6)] == [1, 2, 4, 5, 5, 5]
     assert needs_after(stage, 2) == {"memory": 4 * GIB, "gpus": 1}
+
+
+def test_needs_of_gpu_memory_grow_by_a_step() -> None:
+    more = {"on": "gpu_oom", "gpu_memory": "+8G", "up_to": "40G"}
+    stage = spec_of(needs={"gpus": 1, "gpu_memory": 20 * GIB}, retry=more)
+    retry = retry_of(stage)
+
+    assert retry is not None
+    assert retry.steps == 3
+    found = [needs_after(stage, number)["gpu_memory"] / GIB for number in range(5)]
+    assert found == [20, 28, 36, 40, 40]
 
 
 @pytest.mark.parametrize("needs", [None, {"time": 7200}])
@@ -212,16 +224,20 @@ def test_needs_never_shrink_and_end_at_the_limit(
 @pytest.mark.parametrize(
     ("retry", "message"),
     [
-        ("oom", "retry: on = '' is neither 'oom' nor 'timeout'"),
-        ({"on": "error"}, "on = 'error' is neither 'oom' nor 'timeout'"),
+        ("oom", "retry: on = '' is not 'oom', 'gpu_oom', 'timeout'"),
+        ({"on": "error"}, "on = 'error' is not 'oom', 'gpu_oom', 'timeout'"),
         ({"on": "oom", "memory": "x2"}, "it has the keys on, memory, not on, memory and up_to"),
         (OOM | {"time": "x2"}, "it has the keys on, memory, up_to, time, not on, memory and up_to"),
         (OOM | {"memory": 2}, "retry.memory: 2 is not a factor from x1.1"),
         (OOM | {"memory": "x1"}, "retry.memory: 'x1' is not a factor from x1.1"),
+        (OOM | {"memory": "+2"}, "retry.memory: '2' has no unit"),
+        (OOM | {"memory": "+0G"}, "retry.memory"),
+        (OOM | {"memory": "+40M"}, "retry.memory: it is added over 100 times before up_to"),
+        (GPU, "on = 'gpu_oom' raises needs with gpu_memory, which the stage does not have"),
         (OOM | {"up_to": "5"}, "retry.up_to: '5' has no unit"),
         (OOM | {"up_to": True}, "retry.up_to: True is not a size"),
         (OOM | {"up_to": "1G"}, "retry.up_to: 1.0 GiB of memory is not more than the 1.0 GiB"),
-        (LATE, "retry: on = 'timeout' multiplies a timeout, which the stage does not have"),
+        (LATE, "retry: on = 'timeout' raises a timeout, which the stage does not have"),
     ],
 )
 def test_a_wrong_retry_is_refused(retry: Any, message: str, tmp_path: Path) -> None:
@@ -237,7 +253,7 @@ def test_a_wrong_retry_is_refused(retry: Any, message: str, tmp_path: Path) -> N
 
 def test_a_retry_must_fit_the_other_settings(tmp_path: Path) -> None:
     items = [{"i": 1}]
-    with pytest.raises(ConfigError, match="multiplies needs with memory, which the stage does not"):
+    with pytest.raises(ConfigError, match="raises needs with memory, which the stage does not"):
         Run.create(tmp_path / "a", items, command="true", retry=OOM)
     with pytest.raises(ConfigError, match="retry and no_retry both have 'timeout'"):
         Run.create(
@@ -256,6 +272,7 @@ def test_a_retry_must_fit_the_other_settings(tmp_path: Path) -> None:
         ({"gpus": 0, "memory": 1}, "--mem 1M"),
         ({"nodes": 2, "cpus": 8}, "--nodes 2 --one-rank --cpus-per-task 8"),
         ({"nodes": 1, "cpus": 8}, "--cpus-per-task 8"),
+        ({"gpu_memory": 40 * GIB}, "--gpus-per-node 1 --ntasks-per-node 1 --gpu-type TYPE"),
         ({"memory": GIB, "licence": 1}, ""),
     ],
 )

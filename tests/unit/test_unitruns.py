@@ -75,10 +75,12 @@ class FakeExecutor:
                 self._report.result(plain if what == "done" else ValueError("an object"))
             case "failed":
                 self._report.failure(ValueError("wrong"))
-            case "oom" | "permanent":
-                self._report.failure(
-                    MemoryError() if what == "oom" else PermanentError("no weights")
-                )
+            case "oom":
+                self._report.failure(MemoryError())
+            case "gpu_oom":
+                self._report.failure(RuntimeError("CUDA out of memory. Tried to allocate"))
+            case "permanent":
+                self._report.failure(PermanentError("no weights"))
             case "die":
                 os.close(self._life)
             case "loading":
@@ -673,6 +675,21 @@ def test_an_item_that_the_kernel_killed_for_its_memory_is_an_attempt_and_not_a_d
     assert (line["oom"], line["error"]) == (True, "executor killed by SIGKILL, out of memory")
     # The next results show nothing of the host's health.
     assert stage.failures.weight == 0
+
+
+@pytest.mark.parametrize(("on", "name"), [("oom", "memory"), ("gpu_oom", "gpu_memory")])
+def test_only_what_an_item_gets_more_of_says_nothing_of_the_host(
+    make: Make, on: str, name: str
+) -> None:
+    stage = make(needs={name: 1}, retry={"on": on, name: "x2", "up_to": 4})
+
+    stage.run("oom", "gpu_oom", "oom", "gpu_oom", "end")
+
+    stage.view.poll_journal("me")
+    ran_out = {0, 2} if on == "oom" else {1, 3}
+    state = stage.view.stages["items"].state
+    assert {item for item in range(4) if state.growth(state.units["000001-0"], item)} == ran_out
+    assert stage.failures.weight == 2
 
 
 def test_without_a_retry_such_an_item_is_suspected_as_before(make: Make) -> None:

@@ -18,9 +18,10 @@ from hpc_toolkit.calls.recorded import BEAT_S, Presence, Recorded
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.queue.creation import segment_of
-from hpc_toolkit.queue.items import Item
+from hpc_toolkit.queue.items import Item, ItemLines
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import Follower
+from hpc_toolkit.queue.wants import Wants, may_need
 from hpc_toolkit.report.live import Waiting
 from hpc_toolkit.report.panel import one_line
 from hpc_toolkit.results.gather import rows_of_unit
@@ -45,6 +46,8 @@ class Submitted(NamedTuple):
     key: bytes
     item: Item
     future: futures.Future[Any]
+    want: dict[str, Any]
+    """Its own needs and priority."""
 
 
 class Background(futures.Executor):
@@ -73,10 +76,11 @@ class Background(futures.Executor):
         self._buffer: list[Submitted] = []
         self._added: list[Submitted] = []
         self._waiting: dict[str, dict[int, Submitted]] = {}
-        self._sealing = self._stopping = self._noted = self._lost = False
+        self._sealing = self._stopping = self._lost = False
+        self._noted = set[str]()
         self._error: HpcToolkitError | None = None
         self._window_s = _WINDOW_S
-        self._look_at = self._since = 0.0
+        self._look_at = self._since = self._noted_at = 0.0
         self._shown, self._more_at = Waiting(), 0.0
         self._jobs: CallJobs | None = None
         self._pool = PoolApart(own.root, self._workers)
@@ -156,12 +160,13 @@ class Background(futures.Executor):
             taken = self._added = self._buffer
             self._buffer = []
         self._added = added = [one for one in taken if one.future.set_running_or_notify_cancel()]
+        spec = self._stage.spec
         while True:
             self._stage.poll_log()
             self._recorded.find()
-            new = [call.item for call in added if call.key not in self._recorded.places]
+            new = [call for call in added if call.key not in self._recorded.places]
             self._caller.sync()
-            if not new or self._stage.log.add_segment(segment_of(new, self._stage.spec)):
+            if not new or self._stage.log.add_segment(segment_of(self._items(new), spec)):
                 break
         self._stage.poll_log()
         self._recorded.find()
@@ -172,6 +177,12 @@ class Background(futures.Executor):
         self._since = time.monotonic()
         self._window_s = min(_LONGEST_S, max(_WINDOW_S, _WRITES * (self._since - began)))
 
+    def _items(self, added: list[Submitted]) -> ItemLines:
+        wants = Wants(self._stage.spec)
+        lines = ItemLines(wants.taken({**call.item, **call.want} for call in added))
+        lines.wants = wants.each(len(lines))
+        return lines
+
     def _look(self) -> None:
         """Read new results, and look after the workers."""
         os.stat(self._view.paths.root / "run.json")  # or the run has disappeared
@@ -179,8 +190,7 @@ class Background(futures.Executor):
         gone = None
         if self._workers:
             gone = self._pool.keep()
-        else:
-            self._note_lack()
+        self._note_lack()
         pause_s = self._read_results()
         self._tell()
         self._error = gone if self._waiting else None
@@ -206,13 +216,23 @@ class Background(futures.Executor):
     def _note_lack(self) -> None:
         if self._jobs is not None:
             self._jobs.look(self.run.root, self._since)
-        if self._noted or self._jobs or time.monotonic() < self._since + _NOTE_S:
+        if time.monotonic() < max(self._since, self._noted_at) + _NOTE_S:
             return
-        self._noted = True
+        self._noted_at = time.monotonic()
+        for one in self._own().status(forecast=False).unmet if may_need(self._stage.spec) else ():
+            if str(one["needs"]) not in self._noted:
+                self._noted.add(str(one["needs"]))
+                note(f"{self.run.root}: {one['text']}; {one['submit'] or 'start a worker with it'}")
+        if "" in self._noted or self._jobs or self._workers:
+            return
+        self._noted.add("")
         if not list_names(self.run.paths.workers):
             root = self.run.root
             start = f"executor.slurm(), 'hpctk work {root}' or 'hpctk submit --run {root}'"
             note(f"{root} waits for workers; start them with {start}")
+
+    def _own(self) -> Run:
+        return Run(self._view.paths.root, self.run.manifest)  # a view serves one thread
 
     def _tell(self) -> None:
         """Update what is shown of the workers while somebody waits."""
@@ -220,8 +240,7 @@ class Background(futures.Executor):
             import hpc_toolkit.planning.reading  # noqa: F401 - takes longer than a reading
 
             began = time.monotonic()
-            own = Run(self._view.paths.root, self.run.manifest)
-            more = one_line(own.status()).partition("; ")[2]
+            more = one_line(self._own().status()).partition("; ")[2]
             self._shown.more = more if self._jobs is None else self._jobs.line()
             self._more_at = time.monotonic() + max(1.0, _MOST_SHARE * (time.monotonic() - began))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from types import TracebackType
@@ -74,6 +74,8 @@ class Executor(Background):
         no_retry: str | None = None,
         max_failures: str | None = None,
         items_per_claim: int | None = None,
+        needs: Mapping[str, Any] | None = None,
+        retry: Mapping[str, Any] | None = None,
     ) -> None:
         """Create the run directory, or open it to continue.
 
@@ -87,8 +89,8 @@ class Executor(Background):
             seal: let :meth:`shutdown` seal the run, so that also workers which start later exit at
                 once; no call can be added afterwards. Without it, :meth:`shutdown` asks the
                 workers that live to exit if all calls are done.
-            max_attempts, timeout_s, no_retry, max_failures, items_per_claim: of calls, as
-                :meth:`hpc_toolkit.Run.create` has them of items.
+            max_attempts, timeout_s, no_retry, max_failures, items_per_claim, needs, retry: of
+                calls, as :meth:`hpc_toolkit.Run.create` has them of items.
 
         Raises ConfigError: an argument is not valid, or the run was created with others; RunError:
         the directory is something else, or others could change what it executes.
@@ -98,8 +100,9 @@ class Executor(Background):
             what = f"{run}: a worker imports this script, which creates the executor again"
             raise RunError(f"{what}; put what it does below if __name__ == '__main__':")
         local = calls.number_of(workers, max_workers)
-        settings = {"max_attempts": max_attempts, "timeout_s": timeout_s, "no_retry": no_retry}
-        settings |= {"max_failures": max_failures, "items_per_claim": items_per_claim}
+        settings: dict[str, Any] = {"max_attempts": max_attempts, "timeout_s": timeout_s}
+        settings |= {"no_retry": no_retry, "max_failures": max_failures, "retry": retry}
+        settings |= {"items_per_claim": items_per_claim, "needs": needs}
         opened = calls.open_run(Path(run), **settings)
         super().__init__(opened, local, on_change, seal=seal)
 
@@ -113,6 +116,11 @@ class Executor(Background):
         and ``on_change="error"``; RunError: the run is sealed and does not have this call, or
         cannot be written; RuntimeError: after shutdown.
         """
+        return self._submit({}, fn, args, kwargs)
+
+    def _submit(
+        self, want: dict[str, Any], fn: Callable[..., T], args: Any, kwargs: Any
+    ) -> futures.Future[T]:
         future = _Future[T](self._shown)
         with self._changed:
             if self._error is not None:
@@ -129,7 +137,7 @@ class Executor(Background):
             if row is None:
                 if key not in self._recorded.places:
                     self._add(key, made)
-                self._buffer.append(Submitted(key, made.item, future))
+                self._buffer.append(Submitted(key, made.item, future, want))
             if self._recorded.replaces(made.item) or row is None:
                 self._wake()
             self._repeats[first] += 1
@@ -166,11 +174,30 @@ class Executor(Background):
         ``timeout``: seconds from now, after which TimeoutError is raised. ``chunksize`` changes
         nothing: units of several calls are made anyway. ConfigError: it is less than 1.
         """
+        return self._map(super(), fn, iterables, timeout, chunksize)
+
+    def _map(
+        self, through: Any, fn: Callable[..., T], iterables: Any, timeout: Any, chunksize: int
+    ) -> Iterator[T]:
         if chunksize < 1:
             raise ConfigError(f"chunksize must be at least 1, got {chunksize}")
         columns = list(zip(*zip(*iterables, strict=False), strict=True))
         with self._changed, self._caller.mapping():  # so that all calls are in one segment
-            return super().map(fn, *columns, timeout=timeout)
+            found: Iterator[T] = through.map(fn, *columns, timeout=timeout)
+            return found
+
+    def with_needs(self, *, priority: int = 0, **needs: Any) -> futures.Executor:
+        """Return an executor of the same run, each of whose calls has needs of its own.
+
+        ``executor.with_needs(gpus=1, memory="40G").submit(train, 3)``. They replace those of the
+        executor, name by name. Workers claim only calls that they can hold, those of a larger
+        ``priority`` first. An equal call that the run has keeps the needs that it has there.
+
+        Raises ConfigError: a need is not valid, or the executor was created without ``needs``.
+        """
+        from hpc_toolkit.queue.wants import checked_want
+
+        return _WithNeeds(self, checked_want(self._stage.spec, needs, priority))
 
     def slurm(
         self,
@@ -232,3 +259,22 @@ class Executor(Background):
     ) -> bool | None:
         self.shutdown(cancel_futures=kind is not None)
         return None
+
+
+class _WithNeeds(futures.Executor):
+    """Makes calls with needs by an :class:`Executor`, which shuts down by itself."""
+
+    def __init__(self, executor: Executor, want: dict[str, Any]) -> None:
+        self._executor, self._want = executor, want
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
+        return self._executor._submit(self._want, fn, args, kwargs)
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[T]:
+        return self._executor._map(super(), fn, iterables, timeout, chunksize)

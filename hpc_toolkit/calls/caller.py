@@ -40,7 +40,9 @@ _MOST_TYPES = 1000
 def open_run(root: Path, **settings: Any) -> Run:
     """Open the run of an executor, or create it."""
     stage = list_stage(workload=CALLS, **settings)
-    stage = replace(stage, workload=replace(stage.workload, path=code_path()))
+    # Without any, workers do not look for those of single calls.
+    needs = stage.needs if settings.get("needs") is None else stage.needs or {}
+    stage = replace(stage, needs=needs, workload=replace(stage.workload, path=code_path()))
     if not root.exists():
         manifest = new_manifest(root, stage)
         manifest.provenance["argv"] = sys.argv

@@ -17,7 +17,7 @@ from hpc_toolkit.system.quantities import (
 from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from hpc_toolkit.system.binding import Place
 
@@ -295,7 +295,7 @@ def unmet(needs: Mapping[str, Any], workers: Iterable[Mapping[str, Any]]) -> str
 def submit_options(needs: Mapping[str, Any]) -> str:
     """Options of ``hpctk submit`` for workers that can hold the needs; "" if none are known."""
     needs = {"gpus": 1, **needs} if "gpu_memory" in needs else needs
-    written = {
+    written: dict[str, Callable[[Any], str]] = {
         "nodes": lambda n: f"--nodes {n} --one-rank" if n > 1 else "",
         "gpus": lambda n: f"--gpus-per-node {math.ceil(n)} --ntasks-per-node 1" if n else "",
         "cpus": lambda n: f"--cpus-per-task {n}",

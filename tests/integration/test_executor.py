@@ -255,6 +255,61 @@ def test_workers_elsewhere_exit_when_the_calls_of_the_script_are_done(
     each_has_one_result()
 
 
+NEEDING = """
+import sys
+from hpc_toolkit import Executor, background
+from hpc_toolkit.errors import ConfigError
+
+background._NOTE_S = 0.1
+
+def use(mib):
+    return len(bytearray(mib << 20)) >> 20
+
+if __name__ == "__main__":
+    more = {"on": "oom", "memory": "x2", "up_to": "512M"}
+    own = {"needs": {"memory": "64M"}, "retry": more, "max_attempts": 1}
+    with Executor("runs/x", workers=int(sys.argv[1]), **own) as executor:
+        licensed = executor.with_needs(licence=1, priority=5)
+        small = [executor.submit(use, mib) for mib in (1, 200)]
+        large = licensed.map(use, [2, 3])
+        print([call.result() for call in small], list(large), flush=True)
+        try:
+            executor.with_needs(memory="1G")
+        except ConfigError as refused:
+            print(refused.message)
+"""
+
+
+def test_a_call_waits_for_a_worker_that_has_what_it_needs(hpctk: Hpctk) -> None:
+    script = Scripts(hpctk, NEEDING).start(0)
+    wait_until(lambda: Path("runs/x").exists(), "the run")
+    first = ("work", "runs/x", "--memory-per-worker", "128M")
+    plain = hpctk.start(*first)
+    # The process of a call has about 100 MiB itself, so 200 MiB fit where 256 MiB are not enough.
+    assert script.stderr is not None
+    said = [script.stderr.readline() for _ in range(3)]
+    assert "waits for workers" in said[0]
+    submit = f"hpctk submit --run {Path.cwd()}/runs/x --mem 256M"
+    most = "1 item of items needs 256.0 MiB of memory; no worker has more than 128.0 MiB of memory"
+    licence = "2 items of items need 1 licence; no worker has more than 0; start a worker with it"
+    assert sorted(said[1:]) == [
+        f"note: runs/x: {most}; {submit}\n",
+        f"note: runs/x: {licence}\n",
+    ]
+    done = hpctk("work", "runs/x", "--memory-per-worker", "512M", "--has", "licence=1")
+
+    out, err = script.communicate()
+    assert (done.code, plain.ended().code) == (0, 0)
+    refused = "retry.up_to: 512.0 MiB of memory is not more than the 1.0 GiB of memory of the first"
+    assert out == f"[1, 200] [2, 3]\n{refused} attempt\n", err
+    rows = Run.open("runs/x").results()
+    assert [row["attempts"] for row in rows] == [1] * 4
+    assert len({row["worker"] for row in rows if row["item"]["args"][0] in (2, 3)}) == 1
+    life = json.loads(hpctk("explain", "runs/x", "--item", 1, "--json").out)
+    sizes = [one["needs"]["memory"] >> 20 for one in life["attempts"]]
+    assert sizes[:2] == [64, 128]
+
+
 def test_a_script_needs_no_guard_but_a_module_that_workers_import_does(hpctk: Hpctk) -> None:
     text = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace("int(sys.argv[1])", "1")
     scripts = Scripts(hpctk, text)

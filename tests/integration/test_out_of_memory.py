@@ -45,7 +45,11 @@ def test_item_that_never_fits_is_a_failed_attempt_that_says_oom(hpctk: Hpctk) ->
     assert hpctk("work", "run").code == 0
 
     (failed,) = journal_lines(run, "failed")
-    assert (failed["item"], failed["gpu_oom"], failed["error_type"]) == (1, True, "OutOfMemoryError")
+    assert (failed["item"], failed["gpu_oom"], failed["error_type"]) == (
+        1,
+        True,
+        "OutOfMemoryError",
+    )
     assert len(hpctk.noted("start", "1")) == 1 + 8
     assert [row["state"] for row in run.results()] == ["done", "failed", "done"]
 

@@ -75,12 +75,14 @@ class FakeExecutor:
                 self._report.result(plain if what == "done" else ValueError("an object"))
             case "failed":
                 self._report.failure(ValueError("wrong"))
-            case "oom":
-                self._report.failure(MemoryError())
-            case "gpu_oom":
-                self._report.failure(RuntimeError("CUDA out of memory. Tried to allocate"))
-            case "permanent":
-                self._report.failure(PermanentError("no weights"))
+            case "oom" | "gpu_oom" | "permanent":
+                self._report.failure(
+                    {
+                        "oom": MemoryError(),
+                        "gpu_oom": RuntimeError("CUDA out of memory. Tried to allocate"),
+                        "permanent": PermanentError("no weights"),
+                    }[what]
+                )
             case "die":
                 os.close(self._life)
             case "loading":

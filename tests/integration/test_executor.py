@@ -299,7 +299,8 @@ def test_a_call_waits_for_a_worker_that_has_what_it_needs(hpctk: Hpctk) -> None:
     done = hpctk("work", "runs/x", "--memory-per-worker", "512M", "--has", "licence=1")
 
     out, err = script.communicate()
-    assert (done.code, plain.ended().code) == (0, 0)
+    assert done.code == 0
+    assert plain.ended().code in (0, 75)  # which of the calls it has read when it is asked to exit
     refused = "retry.up_to: 512.0 MiB of memory is not more than the 1.0 GiB of memory of the first"
     assert out == f"[1, 200] [2, 3]\n{refused} attempt\n", err
     rows = Run.open("runs/x").results()

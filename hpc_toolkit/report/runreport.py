@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from hpc_toolkit.report.page import Cell, Row, Section, Table, count, seconds
 from hpc_toolkit.report.panel import failed_items, panel, short, time_left
 from hpc_toolkit.results.activity import OTHERS, Activity
 from hpc_toolkit.results.sums import ACCURACY, Range
-from hpc_toolkit.rundir.layout import Manifest
+from hpc_toolkit.rundir.layout import Manifest, StageSpec
 from hpc_toolkit.system.quantities import counted, format_duration
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ class RunFacts:
 
 def sections(facts: RunFacts) -> list[Section]:
     """All sections, the most important ones first."""
-    parts = [_outcome(facts), *_failures(facts.failures, facts.activity)]
+    parts = [
+        _outcome(facts),
+        *_stages(facts),
+        *_failures(facts.failures, facts.activity, staged=_follow(facts.manifest)),
+    ]
     parts += [*facts.search[1:], _status(facts)]
     if facts.activity is not None and facts.activity.workers:
         parts += [runtimeline.timeline(facts.activity), runtimeline.spent(facts.activity)]
@@ -106,9 +111,77 @@ def _outcome(facts: RunFacts) -> Section:
     return replace(search, title="Outcome", paragraphs=(*search.paragraphs, *said))
 
 
+def _stages(facts: RunFacts) -> Iterator[Section]:
+    """A row for each stage of a run whose stages follow each other."""
+    if not _follow(facts.manifest):
+        return
+    now, groups = facts.status, facts.activity.groups if facts.activity is not None else {}
+    time_s = dict.fromkeys(now.stages, 0.0)
+    for (name, _), group in groups.items():
+        time_s[name] += group.total_s
+    words = ("done", "failed", "skipped", "left", "waiting", "retried")
+    counts = {word: [getattr(one, word) for one in now.stages.values()] for word in words}
+    given = [word for word in words if word == "done" or any(counts[word])]
+    most = max(time_s.values())
+    rows: list[Row] = [
+        (
+            stage.name,
+            *(count(counts[word][number]) for word in given),
+            seconds(time_s[stage.name], most),
+            _after(stage),
+            *([_skipped(facts, stage)] * ("skipped" in given)),
+        )
+        for number, stage in enumerate(facts.manifest.stages)
+    ]
+    head = ("stage", *given, "time in all", "follows")
+    head += ("skipped after",) * ("skipped" in given)
+    tables = [Table(title="", columns=head, rows=rows)]
+    if grown := [one for one in now.grown if one["needs"]]:
+        from hpc_toolkit.system.needs import shown  # few runs need it
+
+        states = ("done", "failed", "pending")
+        more: list[Row] = [
+            (
+                one["stage"],
+                ", ".join(shown(*pair) for pair in one["needs"].items()),
+                *(count(one.get(state, 0)) for state in states),
+            )
+            for one in grown
+        ]
+        head = ("stage", "asked for", *states)
+        tables.append(
+            Table(title="Items that ran out and got more", columns=head, rows=more, fits=True)
+        )
+    yield Section(title="Stages", tables=tuple(tables))
+
+
+def _follow(manifest: Manifest) -> bool:
+    return len(manifest.stages) > 1 and any(one.after for one in manifest.stages)
+
+
+def _after(stage: StageSpec) -> str:
+    names = " and ".join(stage.after)
+    if stage.by is None:
+        return names
+    return f"{names}, each {', '.join(stage.by)}" if stage.by else f"all of {names}"
+
+
+def _skipped(facts: RunFacts, stage: StageSpec) -> str:
+    """The stages before whose failures skipped items of a stage."""
+    left, causes = list(stage.after), dict[str, None]()
+    for name in left if facts.status.stages[stage.name].skipped else ():
+        if facts.status.stages[name].failed:
+            causes[name] = None
+        left += [one for one in facts.manifest.stage(name).after if one not in left]
+    return f"failures of {' and '.join(causes)}" if causes else ""
+
+
 def _status(facts: RunFacts) -> Section:
     """The rows of ``hpctk status``."""
-    rows: list[Row] = [(row.label, row.text) for row in panel(facts.status)[1:]]
+    shown = panel(facts.status)[1:]
+    if _follow(facts.manifest):  # the stages have a section
+        shown = list(dropwhile(lambda row: row.bar is not None or not row.label, shown))
+    rows: list[Row] = [(row.label, row.text) for row in shown]
     rows += [("used", facts.used)] if facts.used else []
     return Section(title="Status", tables=(Table(title="", columns=(), rows=rows),))
 
@@ -178,7 +251,9 @@ def _group(stage: str, name: str, stages: int) -> str:
     return f"{stage}: {name}" if stages > 1 else name
 
 
-def _failures(groups: Sequence[Failures], activity: Activity | None) -> list[Section]:
+def _failures(
+    groups: Sequence[Failures], activity: Activity | None, *, staged: bool
+) -> list[Section]:
     if not groups:
         return []
     rows: list[Row] = []
@@ -193,6 +268,7 @@ def _failures(groups: Sequence[Failures], activity: Activity | None) -> list[Sec
             (
                 count(group.items),
                 *([count(group.retrying)] * retried),
+                *([group.stage] * staged),
                 short(group.error, _CHARS),
                 where,
                 " to ".join(dict.fromkeys(times)),
@@ -203,6 +279,7 @@ def _failures(groups: Sequence[Failures], activity: Activity | None) -> list[Sec
     head = (
         "failed",
         *(["retrying"] * retried),
+        *(["stage"] * staged),
         "error",
         "hosts",
         "when",

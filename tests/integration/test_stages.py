@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -109,6 +110,17 @@ def test_what_follows_a_failed_item_is_skipped_until_it_is_retried(hpctk: Hpctk)
     assert "19 of 19" in shown
     assert "1 skipped" in shown
     assert len(run.results(stage="evaluate")) == 19  # published before the retry
+    assert hpctk("report", "run").code == 0
+    page = (run.root / "report.html").read_text()
+    stages = re.findall("<tr>(.*?)</tr>", page.partition("<h2>Stages")[2].partition("</table>")[0])
+    cells = [re.findall("<t[dh][^>]*>(.*?)</t[dh]>", row) for row in stages]
+    assert [[row[0], *row[1:4], *row[-2:]] for row in cells] == [
+        ["stage", "done", "failed", "skipped", "follows", "skipped after"],
+        ["train", "19", "1", "0", "", ""],
+        ["evaluate", "19", "0", "1", "train", "failures of train"],
+        ["rank", "1", "0", "1", "evaluate, each lr", "failures of train"],
+        ["summary", "0", "0", "1", "all of rank and train", "failures of train"],
+    ]
 
     Path("bad").unlink()
     assert run.retry() == 1

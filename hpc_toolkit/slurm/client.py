@@ -77,6 +77,10 @@ class SlurmError(HpcToolkitError):
     """A Slurm program is missing, did not answer in time, or refused."""
 
 
+class SlurmFullError(SlurmError):
+    """A limit of the number of jobs in the queue is reached."""
+
+
 class SlurmUnsureError(SlurmError):
     """A Slurm program may have done its work: running it again could do the work twice."""
 

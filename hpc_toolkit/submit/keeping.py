@@ -7,6 +7,7 @@ submits them. ``submit/kept.py`` has the records.
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.planning.nodes import Ask, ask_of, lacks
 from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError, scancel
+from hpc_toolkit.slurm.client import SlurmError, SlurmFullError, SlurmSilentError, scancel
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.render.file import read_header, read_script
 from hpc_toolkit.slurm.render.spec import read_spec
@@ -48,6 +49,11 @@ _OTHERS = 5
 """How many times less often a job looks whether it has become the one that sends others."""
 _REFUSED_S = 600.0
 """Seconds after which a site that takes no more jobs is asked again, if as many are there."""
+_NUMBER = re.compile(r"\b(Assoc|QOS)\w*SubmitJob\w*Limit\b")
+"""Slurm's words for limits of the number of jobs in the queue, which include jobs of other runs."""
+
+
+_CROWDED = "as many jobs are in the queue as a limit allows"
 
 
 class Keeper:
@@ -91,6 +97,12 @@ class Keeper:
     def refused(self) -> str:
         """Why the last submission failed; "" if it did not."""
         return str(self._record.get("refused", ""))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there were too many jobs for another one, of which some are of this run."""
+        others = [one for one in self._record.get("sent", ()) if one != self._ends]
+        return self.refused.startswith(_CROWDED) and bool(others)
 
     def look(self) -> Iterator[str]:
         """Submit the jobs that are missing now, and yield their ids.
@@ -149,11 +161,16 @@ class Keeper:
             self._refused(error.message)
 
     def _refused(self, why: str) -> None:
-        """Count a failure, unless there are such jobs: then a limit of the site is reached."""
+        """Count a failure, unless a limit of the site is reached, which it is with such jobs."""
         sys.stderr.write(f"warning: a submission failed: {why}\n")
-        self._record |= {"refused": why, "refused_at": time.time()}
-        if not self._record["sent"]:
+        limit = _NUMBER.search(why)
+        if not (self._record["sent"] or limit):
             self._record["failed"] += 1
+        if limit:
+            why = f"{_CROWDED} ({limit[0]}), and it is tried again when one has left"
+        if self._ends:  # which makes room when it has left
+            self._record["sent"] = [*self._record["sent"], self._ends]
+        self._record |= {"refused": why, "refused_at": time.time()}
         if self._record["failed"] >= _MOST_FAILED:
             self._record["ended"] = f"{_MOST_FAILED} submissions failed: {why}"
 
@@ -281,6 +298,9 @@ def send_others(run: Run, job: str, name: str, *, ends: bool, left: bool = False
             keeper = Keeper(submission, run, most, ends=job if ends else "", own=own, left=left)
             for other in keeper.look():
                 note(f"submitted job {other} {shape['name']}: there is work for it")
+            # Others that end now may leave nobody who could send one: the first tries again.
+            if own and left and keeper.is_crowded and _is_first(run, job, shapes):
+                silent = SlurmFullError(keeper.refused)
         except SlurmError as error:
             silent = error
         except (HpcToolkitError, OSError) as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from hpc_toolkit import Run
-from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.lab.settings import LabSettings, slurm_conf
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import read_jobs
 from hpc_toolkit.submit.kept import kept_jobs
@@ -384,3 +386,70 @@ def test_a_job_is_split_into_those_that_start_before_it(desk: Desk) -> None:
     jobs = done.stdout.split()
     assert len(jobs) == 2
     wait_until(lambda: status_of(desk)["complete"], "the end of the run")
+
+
+@pytest.fixture
+def limited(lab_directory: Path, tmp_path: Path) -> Iterator[Desk]:
+    """A lab whose accounting lets the user have two jobs in the queue."""
+    name = pwd.getpwuid(os.getuid()).pw_name
+    started = LabUnderTest(lab_directory / "limited", LabSettings(nodes=2, accounting=True))
+
+    def enforcing(*given: Any, **more: Any) -> str:
+        return f"{slurm_conf(*given, **more)}AccountingStorageEnforce=associations,limits\n"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hpc_toolkit.lab.lab.slurm_conf", enforcing)
+        started.up()
+    try:
+        for words in (
+            "add account few",
+            f"add user {name} account=few defaultaccount=few MaxSubmitJobs=2",
+        ):
+            started.run("sacctmgr", "--immediate", *words.split())
+        yield Desk(started, tmp_path)
+    finally:
+        started.down()
+
+
+def test_a_limit_of_the_number_of_jobs_ends_nothing(limited: Desk) -> None:
+    run = limited.init(4, 0.1)
+    (limited.cwd / "other.sh").write_text("#!/bin/sh\nsleep 600\n")
+    others = [limited.lab.sbatch("--hold", "--mem=1", limited.cwd / "other.sh") for _ in range(2)]
+    argv = [sys.executable, "-m", "hpc_toolkit", "keep", run, *SMALL, "--jobs", "2"]
+    with subprocess.Popen(
+        [*argv, "--every", "1s"],
+        cwd=limited.cwd,
+        env=limited.lab.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as loop:
+        assert loop.stderr is not None
+        refused = [loop.stderr.readline() for _ in range(4)]
+        shown = limited.call("status", run).stdout
+        limited.lab.run("scancel", others[0])
+        sent, said = loop.communicate(timeout=120)
+
+    assert all("error: AssocMaxSubmitJobLimit" in line for line in refused), refused
+    held = "Slurm refused the last one: as many jobs are in the queue as a limit allows (Assoc"
+    assert held in shown
+    assert "no more jobs are sent: the run is complete" in said
+    assert loop.returncode == 0
+    assert set(sent.split()) == set(limited.jobs(run))
+    assert status_of(limited)["complete"]
+
+
+@pytest.mark.slow
+def test_jobs_that_end_together_at_a_limit_send_a_successor(limited: Desk) -> None:
+    run = limited.init(32, 5.0)
+    words = (*SMALL[:-4], "--time", "1", "--cpus-per-task", "1", "--no-requeue", "--keep", "4")
+    first = limited.call("submit", "--run", run, *words)
+    assert len(first.stdout.split()) == 2
+    assert "AssocMaxSubmitJobLimit" in first.stderr
+    record = limited.cwd / "runs/a/jobs/keep-work-queue.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 1.0}))
+    shown = limited.call("status", run).stdout
+    assert "up to 4 of work-queue; Slurm refused the last one: as many jobs" in shown
+
+    wait_until(lambda: status_of(limited)["complete"], "the end of the run", limit_s=300)
+    assert len(limited.jobs(run)) >= 3

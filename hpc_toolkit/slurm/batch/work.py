@@ -23,7 +23,7 @@ from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.slurm.batch.job import JobError, show
 from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import NO_MPI, Batch, JobEnd, Restarts, check_shown, cpus_per_task
-from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.client import SlurmError, SlurmFullError
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.slurm.controller import job_nodes, set_nodes
 from hpc_toolkit.system.clock import SystemClock
@@ -186,7 +186,8 @@ class WorkJob:
                 break
             self._batch.receive_all()
         # A job that has nothing to do holds its nodes no longer than this.
-        until = math.inf if left else time.monotonic() + _LINGER_S
+        began = time.monotonic()
+        until = math.inf if left else began + _LINGER_S
         while not self._batch.ended:
             try:
                 self._request.send_others(self._job.id, self._job.name, ends=True, left=left)
@@ -194,7 +195,9 @@ class WorkJob:
                 self._job.log(f"other jobs are not submitted yet: {error.message}")
                 time.sleep(_ASK_AGAIN_S)
                 self._batch.receive_all()
-                if time.monotonic() < until:
+                # After a minute without one, another job that goes on submits the successor.
+                full = isinstance(error, SlurmFullError)
+                if time.monotonic() < (began + _WATCH_S if full else until):
                     continue
             except (HpcToolkitError, OSError) as error:
                 self._job.log(f"no other job is submitted: {error}")

@@ -139,9 +139,7 @@ def test_a_limit_of_the_site_ends_nothing_and_is_not_tried_each_time(
     assert "AssocMaxSubmitJobLimit" in str(state(run)["refused"])
     shown = jobcommands.call("status", "a").stdout
     assert "  keep " in shown
-    assert (
-        "up to 4 of work-queue; Slurm refused the last one: sbatch: sbatch: error: Assoc" in shown
-    )
+    assert "refused the last one: as many jobs are in the queue as a limit allows (Assoc" in shown
 
     with monkeypatch.context() as later:
         later.setattr(keeping, "_REFUSED_S", 0.0)
@@ -153,6 +151,15 @@ def test_a_limit_of_the_site_ends_nothing_and_is_not_tried_each_time(
     programs.add("sbatch", SBATCH.format(before=""))
     assert keep(4)[0] == ["103", "104", "105"]
     assert (state(run)["ended"], state(run)["refused"]) == ("", "")
+
+
+def test_a_limit_that_other_runs_reach_ends_nothing(programs: Programs, run: ToyRun) -> None:
+    said = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Job violates"
+    programs.answer("sbatch", "", code=1, stderr=said)
+
+    for _ in range(4):
+        assert keep(2)[0] == []
+    assert (state(run)["ended"], state(run)["failed"]) == ("", 0)
 
 
 def test_what_no_job_gets_past_is_tried_three_times(programs: Programs, run: ToyRun) -> None:

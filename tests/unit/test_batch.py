@@ -231,18 +231,21 @@ def test_shrink_leaves_out_a_node_that_the_job_has_lost(programs: Programs, toy:
     assert updates(programs) == ["NodeList=n1"]
 
 
-@pytest.mark.parametrize(("left", "calls"), [(True, 3), (False, 1)])
+@pytest.mark.parametrize(
+    ("error", "left", "calls"),
+    [(SlurmError, True, 3), (SlurmError, False, 1), (SlurmFullError, True, 1)],
+)
 def test_only_a_job_that_leaves_items_waits_for_slurm_until_its_end(
-    left: bool, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[SlurmError], left: bool, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_LINGER_S", "_ASK_AGAIN_S"):
+    for name in ("_LINGER_S", "_WATCH_S", "_ASK_AGAIN_S"):
         monkeypatch.setattr(work, name, 0.0)
     seen, log = list[dict[str, bool]](), list[str]()
 
     def send_others(job: str, name: str, **how: bool) -> float:
         seen.append(how)
         if len(seen) < 3:
-            raise SlurmError("away")
+            raise error("away")
         return 60.0
 
     one = SimpleNamespace(id="7", name="a", log=log.append, nodes=())

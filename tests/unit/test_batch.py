@@ -15,7 +15,7 @@ from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
 from hpc_toolkit.slurm.batch import job, work
 from hpc_toolkit.slurm.batch.job import clean_environment
 from hpc_toolkit.slurm.batch.work import kept_nodes, shrink_job
-from hpc_toolkit.slurm.client import Finished, SlurmError
+from hpc_toolkit.slurm.client import Finished, SlurmError, SlurmFullError
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.system import processes
 from hpc_toolkit.system.ranks import RankInfo

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack
 from hpc_toolkit.background import Background, Submitted
 from hpc_toolkit.calls import caller as calls
 from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.queue.wants import NEEDS, PRIORITY, Wants
 from hpc_toolkit.report.live import Waiting
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import writing
@@ -174,17 +175,11 @@ class Executor(Background):
         ``timeout``: seconds from now, after which TimeoutError is raised. ``chunksize`` changes
         nothing: units of several calls are made anyway. ConfigError: it is less than 1.
         """
-        return self._map(super(), fn, iterables, timeout, chunksize)
-
-    def _map(
-        self, through: Any, fn: Callable[..., T], iterables: Any, timeout: Any, chunksize: int
-    ) -> Iterator[T]:
         if chunksize < 1:
             raise ConfigError(f"chunksize must be at least 1, got {chunksize}")
         columns = list(zip(*zip(*iterables, strict=False), strict=True))
         with self._changed, self._caller.mapping():  # so that all calls are in one segment
-            found: Iterator[T] = through.map(fn, *columns, timeout=timeout)
-            return found
+            return super().map(fn, *columns, timeout=timeout)
 
     def with_needs(self, *, priority: int = 0, **needs: Any) -> futures.Executor:
         """Return an executor of the same run, each of whose calls has needs of its own.
@@ -193,11 +188,14 @@ class Executor(Background):
         executor, name by name. Workers claim only calls that they can hold, those of a larger
         ``priority`` first. An equal call that the run has keeps the needs that it has there.
 
-        Raises ConfigError: a need is not valid, or the executor was created without ``needs``.
+        Raises ItemsError: a need is not valid; ConfigError: the executor was created without any.
         """
-        from hpc_toolkit.queue.wants import checked_want
-
-        return _WithNeeds(self, checked_want(self._stage.spec, needs, priority))
+        if self._stage.spec.needs is None:
+            hint = "create its run with needs, such as Executor(RUN, needs={'cpus': 1})"
+            raise ConfigError("workers do not know that calls may have needs", hint=hint)
+        want = {NEEDS: needs, PRIORITY: priority}
+        list(Wants(self._stage.spec).taken([want]))  # refuses what a worker cannot fulfil
+        return _WithNeeds(self, want)
 
     def slurm(
         self,
@@ -270,11 +268,6 @@ class _WithNeeds(futures.Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
         return self._executor._submit(self._want, fn, args, kwargs)
 
-    def map(
-        self,
-        fn: Callable[..., T],
-        *iterables: Iterable[Any],
-        timeout: float | None = None,
-        chunksize: int = 1,
-    ) -> Iterator[T]:
-        return self._executor._map(super(), fn, iterables, timeout, chunksize)
+    def map(self, fn: Callable[..., T], *iterables: Any, **how: Any) -> Iterator[T]:
+        with self._executor._changed, self._executor._caller.mapping():
+            return super().map(fn, *iterables, **how)

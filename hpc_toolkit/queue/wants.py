@@ -103,20 +103,6 @@ class Specs(dict[str, StageSpec]):
         return 0 if retry is None else retry.steps
 
 
-def checked_want(stage: StageSpec, needs: dict[str, Any], priority: int) -> dict[str, Any]:
-    """Needs and priority, as an item has them. Raises ConfigError: a worker cannot fulfil them."""
-    from hpc_toolkit.system.needs import parse_needs  # few runs have needs
-
-    if stage.needs is None:
-        hint = "create its run with needs, such as Executor(RUN, needs={'cpus': 1})"
-        raise ConfigError("calls have needs, and workers do not know that they may", hint=hint)
-    if type(priority) is not int:
-        raise ConfigError(f"priority {priority!r:.40} is not a whole number", hint="such as 5")
-    want = {NEEDS: parse_needs(needs, NEEDS), PRIORITY: priority}
-    spec_with(stage, encode(want))
-    return want
-
-
 def may_need(stage: StageSpec) -> bool:
     """Whether items of a stage, or single ones of them, may have needs."""
     return stage.needs is not None or stage.retry is not None

@@ -115,44 +115,19 @@ def _stages(facts: RunFacts) -> Iterator[Section]:
     """A row for each stage of a run whose stages follow each other."""
     if not _follow(facts.manifest):
         return
-    now, groups = facts.status, facts.activity.groups if facts.activity is not None else {}
-    time_s = dict.fromkeys(now.stages, 0.0)
-    for (name, _), group in groups.items():
+    stages = [(one, facts.status.stages[one.name]) for one in facts.manifest.stages]
+    time_s = dict.fromkeys(facts.status.stages, 0.0)
+    for (name, _), group in facts.activity.groups.items() if facts.activity is not None else ():
         time_s[name] += group.total_s
-    words = ("done", "failed", "skipped", "left", "waiting", "retried")
-    counts = {word: [getattr(one, word) for one in now.stages.values()] for word in words}
-    given = [word for word in words if word == "done" or any(counts[word])]
-    most = max(time_s.values())
-    rows: list[Row] = [
-        (
-            stage.name,
-            *(count(counts[word][number]) for word in given),
-            seconds(time_s[stage.name], most),
-            _after(stage),
-            *([_skipped(facts, stage)] * ("skipped" in given)),
-        )
-        for number, stage in enumerate(facts.manifest.stages)
-    ]
-    head = ("stage", *given, "time in all", "follows")
-    head += ("skipped after",) * ("skipped" in given)
-    tables = [Table(title="", columns=head, rows=rows)]
-    if grown := [one for one in now.grown if one["needs"]]:
-        from hpc_toolkit.system.needs import shown  # few runs need it
-
-        states = ("done", "failed", "pending")
-        more: list[Row] = [
-            (
-                one["stage"],
-                ", ".join(shown(*pair) for pair in one["needs"].items()),
-                *(count(one.get(state, 0)) for state in states),
-            )
-            for one in grown
-        ]
-        head = ("stage", "asked for", *states)
-        tables.append(
-            Table(title="Items that ran out and got more", columns=head, rows=more, fits=True)
-        )
-    yield Section(title="Stages", tables=tuple(tables))
+    known = ("done", "failed", "skipped", "left", "waiting", "retried")
+    words = [word for word in known if any(getattr(now, word) for _, now in stages)]
+    rows: list[Row] = []
+    for stage, now in stages:
+        numbers = (count(getattr(now, word)) for word in words)
+        spent = seconds(time_s[stage.name], max(time_s.values()))
+        rows.append((stage.name, *numbers, spent, _after(stage), _skipped(facts, stage)))
+    head = ("stage", *words, "time in all", "follows", "skipped after")
+    yield Section(title="Stages", tables=(Table(title="", columns=head, rows=rows),))
 
 
 def _follow(manifest: Manifest) -> bool:
@@ -168,12 +143,11 @@ def _after(stage: StageSpec) -> str:
 
 def _skipped(facts: RunFacts, stage: StageSpec) -> str:
     """The stages before whose failures skipped items of a stage."""
-    left, causes = list(stage.after), dict[str, None]()
-    for name in left if facts.status.stages[stage.name].skipped else ():
-        if facts.status.stages[name].failed:
-            causes[name] = None
+    stages, left = facts.status.stages, list(stage.after)
+    for name in left if stages[stage.name].skipped else ():
         left += [one for one in facts.manifest.stage(name).after if one not in left]
-    return f"failures of {' and '.join(causes)}" if causes else ""
+    names = [name for name in left if stages[name].failed] if stages[stage.name].skipped else []
+    return f"failures of {' and '.join(names)}" if names else ""
 
 
 def _status(facts: RunFacts) -> Section:

@@ -270,8 +270,6 @@ NODE_KEYS: dict[str, t.Key] = {
     "partition_qos": ("partition_qos", t.word),
     "price_per_node_hour": ("price_per_node_hour", amount),
     "price_per_gpu_hour": ("price_per_gpu_hour", amount),
-    "watts_per_node": ("watts_per_node", amount),
-    "watts_per_gpu": ("watts_per_gpu", amount),
 }
 """Keys that a partition may state as well as the cluster."""
 

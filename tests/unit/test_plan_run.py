@@ -74,7 +74,7 @@ def test_a_run_is_read_as_items_left_seen_and_held(tmp_path: Path) -> None:
     assert [(one.worker, one.load) for one in stage.seen] == [("w1", 1)] * 3
     assert [one.place for one in stage.seen] == [0, 1, 2]
     assert [batch.place for batch in stage.batches] == [3, 4, 6]
-    assert stage.loads_s == (7.0,)
+    assert stage.loads_s == [7.0]
     assert work.workers == {"w1": "items/"}
     assert [(b.first, b.count, b.holder) for b in stage.batches] == [
         (0, 1, "w1"),

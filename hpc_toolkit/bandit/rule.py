@@ -124,7 +124,6 @@ class TaskResults:
         return cls(tasks, scores, stderrs, seconds, told, asked)
 
     def take(self, arm: int, observation: Observation) -> None:
-        """Add an observation of an arm."""
         for task in (*observation.scores, *observation.failed):
             at = arm, self.tasks.index(task)
             self.scores[at], self.stderrs[at], self.seconds[at] = observation.numbers_of(task)

@@ -49,7 +49,6 @@ class Campaign:
     tasks: tables.Work
     """Scores one arm on one evaluation task."""
     search: tables.Search
-    """Settings of the bandit."""
     models: tuple[Model, ...] = ()
     """Models whose checkpoints and layers are the arms; empty: ``rows`` has the arms."""
     rows: ArmRows | None = None
@@ -57,7 +56,6 @@ class Campaign:
     metrics: tables.Work | None = None
     """Measures every arm."""
     seed: int = 0
-    """Seed of the policy."""
     prepare: tables.Work | None = None
     """Work to do first, such as training the checkpoints."""
     path: tuple[str, ...] = field(default=(), compare=False)

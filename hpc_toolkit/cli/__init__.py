@@ -78,7 +78,6 @@ def load_commands(first_word: str = "") -> Commands:
 
 
 def main() -> None:
-    """Run the command line and exit."""
     first_word = sys.argv[1] if len(sys.argv) > 1 else ""
     open_streams()
     for stream in (sys.stdout, sys.stderr):

@@ -248,7 +248,6 @@ class LiveView:
             refuse_removed(self.run.root)
 
     def follow(self) -> Status:
-        """Return the last status."""
         next_s, used_s = 0.0, float("inf")  # the first refresh does not delay the second
         while True:
             if time.monotonic() >= next_s:

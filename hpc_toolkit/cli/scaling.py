@@ -66,8 +66,7 @@ def run(
     Examples:
         hpctk scaling run -o scaling --world-sizes 1,2 -- train.py --epochs 1
     """
-    from hpc_toolkit.training.scaling import measure, prepare
-    from hpc_toolkit.training.scaling.recorder import read_records
+    from hpc_toolkit.training.scaling.recorder import measure, prepare, read_records
 
     sizes = tuple(sorted(parse_counts(world_sizes, "--world-sizes", most=999_999)))
     table = {one.name: given[one.name] for one in _TABLE}

@@ -334,7 +334,6 @@ def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
 
 
 def as_lines(plan: Plan) -> list[str]:
-    """Format a plan for a terminal."""
     lines = [*advised(plan), *basis(plan)]
     if plan.now is not None:
         now = plan.now

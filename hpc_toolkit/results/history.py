@@ -389,6 +389,5 @@ def _run_of(record: dict[str, Any]) -> _Run:
 
 
 def first_line(text: object) -> str:
-    """First line of an error, shortened."""
     lines = str(text).splitlines()
     return lines[0][:_ERROR_CHARS] if lines else ""

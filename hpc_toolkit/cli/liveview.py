@@ -238,12 +238,7 @@ class LiveView:
             seen = self._seen = self._sampler.look()
             now = self.run.status(seen=seen, beside=self._beside)
             alive = living_workers(view, self._clock, seen)
-            return Live(
-                now,
-                self.records,
-                read_hosts(view, seen, alive),
-                self._sampler.oldest_s(),
-            )
+            return Live(now, self.records, read_hosts(view, seen, alive), self._sampler.oldest_s())
         finally:
             refuse_removed(self.run.root)
 

@@ -211,11 +211,7 @@ def _send(submission: Submission, keep: int | None) -> None:
 
 
 def from_options(
-    template: str | None,
-    given: dict[str, Any],
-    *,
-    force: bool,
-    size_for_s: float | None = None,
+    template: str | None, given: dict[str, Any], *, force: bool, size_for_s: float | None = None
 ) -> Submission:
     from hpc_toolkit.slurm.render.spec import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run

@@ -93,10 +93,7 @@ class RaySettings:
 
 
 def work_on_ray(
-    run: Run,
-    workers: int | None,
-    options: WorkerOptions,
-    settings: RaySettings,
+    run: Run, workers: int | None, options: WorkerOptions, settings: RaySettings
 ) -> int:
     """Work on a run by actors until nothing is left; return the exit code as for local workers.
 

@@ -179,13 +179,7 @@ class _Unit(NamedTuple):
         if at is None:
             at = self._file_time(generation)
             clock = UNKNOWN if at is None else BY_FILE
-        return Claim(
-            **self.place,
-            generation=generation,
-            worker=worker,
-            at=at,
-            clock=clock,
-        )
+        return Claim(**self.place, generation=generation, worker=worker, at=at, clock=clock)
 
     def owner(self, generation: int) -> str | None:
         """The worker that a claim names; None if the claim cannot be read."""

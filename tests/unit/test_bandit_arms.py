@@ -50,13 +50,7 @@ def test_table_gap_becomes_the_median_and_an_indicator() -> None:
         np.testing.assert_allclose(made.values[:, column], standardised, atol=1e-12)
 
 
-@given(
-    st.lists(
-        st.tuples(*[st.floats(-1e90, 1e90) | st.just(NAN)] * 2),
-        min_size=1,
-        max_size=8,
-    )
-)
+@given(st.lists(st.tuples(*[st.floats(-1e90, 1e90) | st.just(NAN)] * 2), min_size=1, max_size=8))
 def test_standardised_features_have_no_gaps(rows: list[tuple[float, float]]) -> None:
     table = table_of(*rows)
 

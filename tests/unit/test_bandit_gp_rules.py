@@ -68,8 +68,7 @@ def test_gp_ei_maximises_the_improvement_over_the_best_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "columns"),
-    [("all", [0, 1, 2, 3]), ("geometry", [0, 1]), ("metrics", [2, 3])],
+    ("features", "columns"), [("all", [0, 1, 2, 3]), ("geometry", [0, 1]), ("metrics", [2, 3])]
 )
 def test_gp_ucb_maximises_the_bound_over_the_features_that_its_option_names(
     features: str, columns: list[int]

@@ -109,10 +109,7 @@ def test_generators_of_the_package_name_their_stream() -> None:
 
 @pytest.mark.parametrize(
     ("name", "asked"),
-    [
-        ("random", [4, 6, 10, 0, 1, 3, 8, 7, 2]),
-        ("gp-ucb", [11, 0, 5, 8, 2, 7, 3, 9, 1]),
-    ],
+    [("random", [4, 6, 10, 0, 1, 3, 8, 7, 2]), ("gp-ucb", [11, 0, 5, 8, 2, 7, 3, 9, 1])],
 )
 def test_searches_that_may_be_recorded_ask_as_they_always_did(name: str, asked: list[int]) -> None:
     policy = make_policy(name, LINE, 7)

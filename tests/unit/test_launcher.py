@@ -27,15 +27,9 @@ from hpc_toolkit.training.launch.plan import (
     make_plan,
     task_plan,
 )
-from hpc_toolkit.training.launch.ranks import (
-    Ranks,
-    _File,
-    _Terminal,
-)
+from hpc_toolkit.training.launch.ranks import Ranks, _File, _Terminal
 from hpc_toolkit.training.launch.rendezvous import Place
-from hpc_toolkit.training.progress import (
-    Outcome,
-)
+from hpc_toolkit.training.progress import Outcome
 from tests.integration.realrun import wait_until
 from tests.unit.jobcommands import call
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from hpc_toolkit.cli.launch import PANELS
+from hpc_toolkit.cli.training import PANELS
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import by_name
 from hpc_toolkit.training.launch import launcher

@@ -91,21 +91,6 @@ def test_gp_ucb_maximises_the_bound_over_the_features_that_its_option_names(
 
 
 @pytest.mark.parametrize("name", GP_RULES)
-def test_gp_rules_climb_a_smooth_hill(name: str) -> None:
-    table = line(101)
-    policy = make_policy(name, table, 0)
-
-    for _ in range(18):
-        arm = policy.ask(1)[0].arm
-        score = math.exp(-(((int(arm) - 73) / 25) ** 2))
-        policy.tell(Observation(arm, {"task": score}))
-
-    best = policy.best()
-    assert best is not None
-    assert abs(int(best.arm) - 73) <= 3
-
-
-@pytest.mark.parametrize("name", GP_RULES)
 def test_gp_rules_do_not_depend_on_the_units_of_scores(name: str) -> None:
     asked = [
         [

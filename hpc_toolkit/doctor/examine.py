@@ -125,7 +125,7 @@ class Step:
         return cls(re.sub(r"[^A-Za-z0-9-]", "-", token), environ.get("SLURM_PROCID") == "0")
 
 
-def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S) -> None:
+def join_step(directory: Path, step: Step) -> None:
     """Act as the second task of a step: carry out the requests of the first one, which reports."""
     try:
         area = sides.make_area(directory, step.token, sides.OTHER)
@@ -133,7 +133,7 @@ def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S)
         message = f"cannot write to {directory}: {error.strerror}"
         raise RunError(message, hint="both nodes must see the directory and may write") from error
     try:
-        Partner(area).serve(arrival_s=arrival_s)
+        Partner(area).serve(arrival_s=STEP_ARRIVAL_S)
     except sides.SilentSideError:
         # In all other cases the first task removes the area.
         sides.remove_area(area)

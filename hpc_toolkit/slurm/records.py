@@ -116,8 +116,6 @@ class JobRecord(Record, kw_only=True):
     """Id of the array that it is an element of; "" for other jobs."""
     raw: str = ""
     """SLURM_JOB_ID inside the job; differs from ``id`` in arrays."""
-    raws: tuple[str, ...] = ()
-    """For the id of an array: the raw ids of the elements that Slurm still lists."""
     lost: tuple[JobRecord, ...] = ()
     """Earlier runs of the job that a node's failure ended; known from the accounting only."""
     elements: tuple[tuple[str, int], ...] = ()
@@ -240,7 +238,6 @@ def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]
             records[wanted] = replace(
                 min(mine, key=_liveliness),
                 id=wanted,
-                raws=tuple(row.raw for row in whole),
                 lost=tuple(run for row in mine for run in row.lost),
                 elements=tuple(sorted(Counter(row.state for row in whole).items())),
             )

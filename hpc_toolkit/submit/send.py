@@ -37,6 +37,7 @@ from hpc_toolkit.submit.jobs import (
     known_jobs,
     own_login,
     record_job,
+    without_elements,
 )
 from hpc_toolkit.system.terminal import note, printable
 from hpc_toolkit.worker.pausing import pause_reason
@@ -278,9 +279,7 @@ def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> li
         raise ConfigError(message, hint=f"its jobs: {', '.join(ids[-10:]) or 'none is known'}")
     if wanted:
         return queued_jobs([job for job in jobs if job.job in wanted])
-    # Workers name the elements of an array, perhaps many; it is enough to name the array.
-    arrays = {job.job for job in jobs if job.array is not None}
-    return queued_jobs(job for job in jobs if job.job.partition("_")[0] not in arrays - {job.job})
+    return queued_jobs(without_elements(jobs))
 
 
 def queued_jobs(jobs: Iterable[RunJob]) -> list[QueuedJob]:

@@ -28,10 +28,9 @@ from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
 from hpc_toolkit.rundir.files import open_or_create, write_all
 from hpc_toolkit.rundir.layout import StageSpec
 from hpc_toolkit.system.binding import limit_memory
-from hpc_toolkit.system.processes import keep_descriptors
+from hpc_toolkit.system.processes import STOP_SIGNALS, keep_descriptors
 from hpc_toolkit.system.ranks import environment_of_items
 from hpc_toolkit.worker import attempts
-from hpc_toolkit.worker.guard import STOP_SIGNALS
 from hpc_toolkit.worker.loading import Prefetch, Workload, load_workload, prefetch_of
 from hpc_toolkit.worker.memory import Shrinking, resident_bytes
 

@@ -25,7 +25,7 @@ from hpc_toolkit.system import processes
 from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.worker.executor import become_child, prepare
-from hpc_toolkit.worker.guard import STOP_SIGNALS, become_guard
+from hpc_toolkit.worker.guard import become_guard
 from hpc_toolkit.worker.loading import add_paths
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def become_fork_server(
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in STOP_SIGNALS:  # Slurm signals every process of a step
+        for number in processes.STOP_SIGNALS:  # Slurm signals every process of a step
             signal.signal(number, lambda *_: None)
         processes.die_with_parent()
         # What an import starts, and leaves behind, can be found.

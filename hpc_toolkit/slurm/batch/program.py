@@ -12,7 +12,7 @@ from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
-from hpc_toolkit.system.processes import CUT_SHORT, WARNING
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAME
 
 # srun gives the highest code of all tasks. A task that is ended (SIGTERM, 143) because another one
 # failed would hide the code that matters, so it exits with 1. Its own SIGTERM may come a moment
@@ -118,5 +118,5 @@ def protected(words: Sequence[str]) -> list[str]:
 
 def _task(*, alone: bool, staging: Staging) -> str:
     begin, end = staging.around()
-    on_warning = ('""' if alone else ":") + f" {WARNING.name[3:]}"
+    on_warning = ('""' if alone else ":") + f" {WARNING_NAME}"
     return _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)

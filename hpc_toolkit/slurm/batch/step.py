@@ -17,7 +17,7 @@ from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.batch.job import Job, JobError, show, this_job
 from hpc_toolkit.slurm.client import ASK_S, PATIENCE_S, SlurmError, answer, ask
 from hpc_toolkit.slurm.controller import slurm_config
-from hpc_toolkit.system.processes import CUT_SHORT, WARNING, readable, shell_code
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING, WARNING_NAME, readable, shell_code
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Batch:
         job: Job,
         signals: Signals,
         *,
-        warning: str = WARNING.name[3:],
+        warning: str = WARNING_NAME,
         teardown: Sequence[Sequence[str]] = (),
     ) -> None:
         self.job = job

@@ -97,9 +97,6 @@ def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
     # Editors of other systems write "\r\n": an edit, but the request is still readable.
     lines = text.replace("\r\n", "\n")
     version, spec = re.search(_VERSION, lines), re.search(_SPEC, lines)
-    if spec is None and origin(text) == "rendered":
-        msg = f"{where}: it was rendered by an older hpctk and does not contain its options"
-        raise RenderError(msg, hint="run the command in its first lines again")
     if _MARK not in text or not (version and spec):
         raise _foreign(where)
     try:

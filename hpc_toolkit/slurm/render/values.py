@@ -17,6 +17,7 @@ from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm import allowlist as allow
 from hpc_toolkit.slurm.allowlist import refusal
 from hpc_toolkit.system import quantities as q
+from hpc_toolkit.system.processes import WARNING_NAME
 
 NO_MEMORY = -1
 """The memory per node of a request that leaves the memory to Slurm."""
@@ -303,9 +304,10 @@ GRES = text(
     rf"{_GRES}(,{_GRES}){{0,15}}",
     "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node requests GPUs",
 )
-SIGNALLED = "B:USR1@"
-"""The script's signal is ``system.processes.WARNING``, which templates/base.sbatch.j2 traps."""
-SIGNAL = text("B:(SIG)?USR1@[1-9][0-9]{0,4}", f"{SIGNALLED}SECONDS, the script handles no other")
+SIGNALLED = f"B:{WARNING_NAME}@"
+SIGNAL = text(
+    f"B:(SIG)?{WARNING_NAME}@[1-9][0-9]{{0,4}}", f"{SIGNALLED}SECONDS, the script handles no other"
+)
 DIRECTORY = path(
     rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
     "an absolute directory without backslashes or patterns such as %j",

@@ -258,8 +258,8 @@ def stage(
     Examples:
         hpctk stage /tmp/data /scratch/me/corpus
     """
-    from hpc_toolkit.slurm.batch.environment import stage_environment
     from hpc_toolkit.slurm.batch.node import stage_paths
+    from hpc_toolkit.slurm.batch.staging import stage_environment
     from hpc_toolkit.system.processes import WARNING
 
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.

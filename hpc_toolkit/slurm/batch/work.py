@@ -145,13 +145,12 @@ class WorkJob:
             return ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
         if not out:
             return nodes
-        if self._request.one_rank:
-            msg = "a node failed the preflight: see above"
-            raise JobError(msg, hint="the items of a job with --one-rank need all of its nodes")
         ranks = os.environ.get("SLURM_NTASKS_PER_NODE")
-        if not ranks:
-            msg = "a node failed the preflight: see above"
-            raise JobError(msg, hint="with --ntasks-per-node, a job continues without such nodes")
+        if self._request.one_rank or not ranks:
+            hint = "with --ntasks-per-node, a job continues without such nodes"
+            if self._request.one_rank:
+                hint = "the items of a job with --one-rank need all of its nodes"
+            raise JobError("a node failed the preflight: see above", hint=hint)
         self._job.log(f"left out: {out} of {len(self._job.nodes)} nodes, see above")
         return [*nodes, f"--ntasks={len(fit) * int(ranks)}", f"--nodelist={','.join(fit)}"]
 
@@ -345,9 +344,12 @@ def shrink_job(
         starting = time.monotonic() - started < _STARTING_S
         found = filter(None, map(read_presence, paths.workers.glob("*.json")))
         kept = kept_nodes(nodes, found, rank, first=host_name(), starting=starting)
-        # Slurm refuses a list that contains a node that the job has lost.
-        present = _present_nodes(job) if kept != nodes else None
-        if present is None:
+        if kept == nodes:
+            continue
+        try:
+            # Slurm refuses a list that contains a node that the job has lost.
+            present = job_nodes(job)
+        except SlurmError:
             continue
         kept = [node for node in kept if node in present]
         idle = [node for node in present if node not in kept]
@@ -363,10 +365,3 @@ def shrink_job(
         refusals, nodes = 0, kept
         if idle:
             yield idle
-
-
-def _present_nodes(job: str) -> list[str] | None:
-    try:
-        return job_nodes(job)
-    except SlurmError:
-        return None

@@ -154,11 +154,6 @@ def job_id(text: str) -> bool:
     return re.fullmatch(r"[1-9][0-9]{0,18}([_+][0-9]{1,9})?", text) is not None
 
 
-def parse_state(text: str) -> str:
-    """Return a state as one word: sacct writes ``CANCELLED by 1000``; ``unknown`` for no text."""
-    return text.strip().partition(" ")[0].upper() or UNKNOWN
-
-
 def parse_squeue(text: bytes) -> list[JobRecord]:
     """Parse ``squeue --noheader --array --Format=...`` with SQUEUE_FIELDS; skip other lines.
 
@@ -189,7 +184,8 @@ def _record(row: dict[str, str]) -> JobRecord:
         id=number,
         raw=row["JobID"],
         array=array if underscore else "",
-        state=parse_state(row["State"]),
+        # sacct writes "CANCELLED by 1000".
+        state=row["State"].strip().partition(" ")[0].upper() or UNKNOWN,
         reason=_word(row.get("Reason", "")),
         nodes=_word(row["NodeList"]),
         restarts=int(restarts) if restarts.isdigit() else None,

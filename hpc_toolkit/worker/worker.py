@@ -76,16 +76,6 @@ class WorkerOptions(Record, kw_only=True):
     argv: tuple[str, ...] = ()
     """``sys.argv`` of the script whose calls are run; (): as when the run was created."""
 
-    def kept(self, paths: RunPaths, clock: Clock) -> Continuity:
-        """What a worker with these settings keeps from one of its names to the next."""
-        return Continuity(
-            paths,
-            clock,
-            deadline=self.deadline,
-            grace_s=self.grace_s,
-            idle_exit_s=self.idle_exit_s,
-        )
-
 
 class Worker:
     """One name of a worker; an instance serves one call of :meth:`run`."""
@@ -99,7 +89,7 @@ class Worker:
         kept: Continuity | None = None,
     ) -> None:
         """Raises OSError: as :meth:`run`."""
-        kept = kept or options.kept(paths, clock)
+        kept = kept or Continuity(paths, clock, options)
         self._options, self._clock, self._kept = options, clock, kept
         rank = options.rank or RankInfo.from_environ()
         proof, lease_s = _believed(paths, options.lease_s)
@@ -223,15 +213,12 @@ class Worker:
                     for stage in self._view.stages.values():
                         stage.log.report_complete()
                 return EXIT_COMPLETE
-            elif self._picker.is_left_to_others and not self._complete_now():
-                self._drain.request(self._not_for_it(), 0.0)
+            elif self._picker.is_left_to_others:
+                self._view.poll()  # others may have done what seemed to be left
+                if not self._view.complete:
+                    self._drain.request(self._not_for_it(), 0.0)
             else:
                 self._wait()
-
-    def _complete_now(self) -> bool:
-        """Whether others have done what seemed to be left when this worker read last."""
-        self._view.poll()
-        return self._view.complete
 
     def _holds(self, spec: StageSpec, growth: int) -> bool:
         """Whether this worker has what items need whose needs grew ``growth`` times."""
@@ -378,7 +365,7 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
     open_streams()
     if "SLURM_STEP_ID" in os.environ:
         prepare_steps()
-    kept = options.kept(paths, clock)
+    kept = Continuity(paths, clock, options)
     kept.listen()
     worker: Worker | None = None
     try:

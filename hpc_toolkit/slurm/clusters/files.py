@@ -48,7 +48,7 @@ def cluster_files() -> list[ClusterFile]:
     Raises ConfigError if ``HPCTK_SITE_CLUSTERS`` is not a directory, or a layer is unreadable.
     """
     found = list(_files_in("built-in", _builtin(), "clusters/"))
-    site = site_directory()
+    site = Path(os.environ.get("HPCTK_SITE_CLUSTERS") or SITE_DIRECTORY)
     # Not Path.is_dir, which raises if a parent directory cannot be searched.
     if os.environ.get("HPCTK_SITE_CLUSTERS") and not os.path.isdir(site):
         msg = f"HPCTK_SITE_CLUSTERS: {str(site)!r} is not a directory"
@@ -59,10 +59,6 @@ def cluster_files() -> list[ClusterFile]:
         found += _files_in("user", user, f"{user}/")
     found += _files_in("project", Path("clusters"), "./clusters/")
     return [one for one in found if not _repeats_builtin(one)]
-
-
-def site_directory() -> Path:
-    return Path(os.environ.get("HPCTK_SITE_CLUSTERS") or SITE_DIRECTORY)
 
 
 def user_directory() -> Path | None:
@@ -212,7 +208,10 @@ def _repeats_builtin(found: ClusterFile) -> bool:
 def _refuse_unsafe(found: ClusterFile, path: Path, info: os.stat_result) -> None:
     """Raise ConfigError if anyone may replace a file, or if a project's file is another user's."""
     directories = {path.parent.stat(), path.resolve().parent.stat()}
-    if info.st_mode & stat.S_IWOTH or any(map(_open_to_all, directories)):
+    # In a sticky directory such as /tmp nobody can replace another user's file.
+    bits = stat.S_IWOTH | stat.S_ISVTX
+    open_to_all = (one.st_mode & bits == stat.S_IWOTH for one in directories)
+    if info.st_mode & stat.S_IWOTH or any(open_to_all):
         msg = f"{found.file}: it is world-writable, and its commands would run as you"
         hint = f"chmod o-w {str(path.parent)!r} {str(path)!r}, after reading it"
         raise ConfigError(msg, hint=hint)
@@ -222,8 +221,3 @@ def _refuse_unsafe(found: ClusterFile, path: Path, info: os.stat_result) -> None
         msg += " run as you"
         hint = f"if you trust it, give its path: --cluster {found.file}"
         raise ConfigError(msg, hint=hint)
-
-
-def _open_to_all(directory: os.stat_result) -> bool:
-    # In a sticky directory such as /tmp nobody can replace another user's file.
-    return bool(directory.st_mode & stat.S_IWOTH) and not directory.st_mode & stat.S_ISVTX

@@ -250,11 +250,6 @@ def _checked_text(check: Callable[[str, str], object]) -> Value:
     return Value(check_text)
 
 
-def _check_variables(pairs: tuple[tuple[str, str], ...], where: str) -> None:
-    for name, value in pairs:
-        allow.check_variable(name, value, where)
-
-
 def _check_program(words: tuple[str, ...], _where: str) -> None:
     if words:
         allow.check_command(words)
@@ -262,11 +257,6 @@ def _check_program(words: tuple[str, ...], _where: str) -> None:
 
 def _yes_or_no(word: str) -> bool | str:
     return {"yes": True, "no": False}.get(word, word)
-
-
-def _variable(word: str) -> tuple[str, str]:
-    name, _, value = word.partition("=")
-    return name, value
 
 
 def _duration_s(given: str, *, where: str) -> int:
@@ -277,10 +267,6 @@ def _node_memory(given: str, *, where: str) -> int:
     return NO_MEMORY if given == "none" else q.parse_mem_mib(given, where=where, zero=True)
 
 
-def _show_node_memory(mib: int) -> str:
-    return "none" if mib == NO_MEMORY else q.format_mem(mib)
-
-
 _SECONDS = count(1, q.MAX_WALLTIME_S).check
 _MOST_MIB = q.MAX_SIZE_BYTES // 2**20
 
@@ -289,7 +275,10 @@ EXCLUSIVE = Value(_check_exclusive, _yes_or_no)
 WALLTIME = Value(_SECONDS, str, q.parse_walltime, q.format_walltime)
 DURATION = Value(_SECONDS, str, _duration_s, q.format_seconds)
 MEMORY = Value(count(1, _MOST_MIB).check, str, q.parse_mem_mib, q.format_mem)
-NODE_MEMORY = Value(count(NO_MEMORY, _MOST_MIB).check, str, _node_memory, _show_node_memory)
+NODE_MEMORY = Value(
+    *(count(NO_MEMORY, _MOST_MIB).check, str, _node_memory),
+    lambda mib: "none" if mib == NO_MEMORY else q.format_mem(mib),
+)
 LOG = Value(_check_log)
 ARRAY = _checked_text(parse_array)
 DEPENDENCY = _checked_text(check_dependency)
@@ -325,5 +314,8 @@ MODULES = _each(allow.check_module)
 COMMANDS = _each(allow.setup_words)
 BINDS = _each(allow.check_bind)
 STAGED = Value(allow.check_staged)
-VARIABLES = Value(_check_variables, _variable)
+VARIABLES = Value(
+    _each(lambda pair, where: allow.check_variable(pair[0], pair[1], where)).check,
+    lambda word: word.partition("=")[::2],
+)
 PROGRAM = Value(_check_program)

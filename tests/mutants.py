@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "I1",
         "the name of a value file is not synced",
-        "rundir/valuefiles.py",
+        "rundir/journal.py",
         "            sync_directory(self.path.parent)\n",
         "",
         ("test_unitruns.py",),

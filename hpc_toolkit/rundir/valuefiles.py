@@ -17,7 +17,7 @@ from zlib import crc32
 
 from hpc_toolkit.errors import RunError, describe
 from hpc_toolkit.rundir import pickles
-from hpc_toolkit.rundir.files import sync_directory, write_all
+from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.rundir.layout import RESULTS, RunPaths, shown_item
 from hpc_toolkit.rundir.trust import refuse_untrusted, shared
 from hpc_toolkit.rundir.values import Forms, Types, described, made, not_finite, restore, steps
@@ -119,26 +119,6 @@ def _append(fd: int, content: Any) -> tuple[int, int, str]:
 
         np.lib.format.write_array(out, content, allow_pickle=False)
     return start, out.size, f"{out.sum:08x}"
-
-
-class ValueFile:
-    """A worker's value file, which its executor writes and this process syncs."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._named = False
-        """Whether the name of the file survives a power loss."""
-
-    def sync(self) -> None:
-        """Commit what the executor has appended. Raises OSError: it may be lost."""
-        fd = os.open(self.path, os.O_WRONLY)
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-        if not self._named:
-            sync_directory(self.path.parent)
-            self._named = True
 
 
 def _pickled(value: Any, place: str) -> bytes:

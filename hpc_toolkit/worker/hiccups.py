@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.membership import Membership
     from hpc_toolkit.worker.unitruns import UnitRunner
-    from hpc_toolkit.worker.worker import WorkerOptions
 
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, WARNING)
 """Signals that ask a worker to finish its item and exit."""
@@ -50,10 +49,19 @@ _MOST_NAMES = 9999
 class Continuity:
     """What a worker process keeps from one of its names to the next."""
 
-    def __init__(self, paths: RunPaths, clock: Clock, options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        clock: Clock,
+        *,
+        deadline: float | None,
+        grace_s: float,
+        idle_exit_s: float | None,
+    ) -> None:
+        """The options are those of :class:`hpc_toolkit.worker.worker.WorkerOptions`."""
         self._paths, self._clock = paths, clock
-        self._grace_s, self._idle_exit_s = options.grace_s, options.idle_exit_s
-        self.drain = Drain(clock, options.deadline)
+        self._grace_s, self._idle_exit_s = grace_s, idle_exit_s
+        self.drain = Drain(clock, deadline)
         self.names: list[str] = []
         """All names of this process; requests to one of them are for this worker."""
         self.held: tuple[str, str] | None = None

@@ -76,6 +76,11 @@ class WorkerOptions(Record, kw_only=True):
     argv: tuple[str, ...] = ()
     """``sys.argv`` of the script whose calls are run; (): as when the run was created."""
 
+    def kept(self, paths: RunPaths, clock: Clock) -> Continuity:
+        """What a worker with these settings keeps from one of its names to the next."""
+        ends = {"deadline": self.deadline, "idle_exit_s": self.idle_exit_s}
+        return Continuity(paths, clock, grace_s=self.grace_s, **ends)
+
 
 class Worker:
     """One name of a worker; an instance serves one call of :meth:`run`."""
@@ -89,7 +94,7 @@ class Worker:
         kept: Continuity | None = None,
     ) -> None:
         """Raises OSError: as :meth:`run`."""
-        kept = kept or Continuity(paths, clock, options)
+        kept = kept or options.kept(paths, clock)
         self._options, self._clock, self._kept = options, clock, kept
         rank = options.rank or RankInfo.from_environ()
         proof, lease_s = _believed(paths, options.lease_s)
@@ -365,7 +370,7 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
     open_streams()
     if "SLURM_STEP_ID" in os.environ:
         prepare_steps()
-    kept = Continuity(paths, clock, options)
+    kept = options.kept(paths, clock)
     kept.listen()
     worker: Worker | None = None
     try:

@@ -27,7 +27,6 @@ from hpc_toolkit.worker import hiccups
 from hpc_toolkit.worker.hiccups import Continuity
 from hpc_toolkit.worker.membership import Membership
 from hpc_toolkit.worker.unitruns import UnitRunner
-from hpc_toolkit.worker.worker import WorkerOptions
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -48,7 +47,9 @@ class Process:
         self.clock = ManualClock()
         self.pauses: list[float] = []
         monkeypatch.setattr(hiccups, "readable", self._pause)
-        self.kept = Continuity(self.toy.paths, self.clock, WorkerOptions(grace_s=5.0))
+        self.kept = Continuity(
+            self.toy.paths, self.clock, deadline=None, grace_s=5.0, idle_exit_s=None
+        )
 
     def _pause(self, *_fds: int, timeout_s: float) -> list[int]:
         self.clock.advance(timeout_s)
@@ -197,8 +198,9 @@ def test_pauses_grow_over_all_names_until_a_result_is_committed(process: Process
 
 def test_rare_errors_during_a_long_item_do_not_count_as_idle_time(process: Process) -> None:
     """The second one would end the worker, and hours of an item with it."""
-    options = WorkerOptions(grace_s=5.0, idle_exit_s=600.0)
-    process.kept = Continuity(process.toy.paths, process.clock, options)
+    process.kept = Continuity(
+        process.toy.paths, process.clock, deadline=None, grace_s=5.0, idle_exit_s=600.0
+    )
     stub = SimpleNamespace(held=("items", "000001-0"), is_answered=True, stop=lambda: None)
     process.kept._runner = cast("UnitRunner", stub)
     for _ in range(5):

@@ -208,10 +208,7 @@ def _repeats_builtin(found: ClusterFile) -> bool:
 def _refuse_unsafe(found: ClusterFile, path: Path, info: os.stat_result) -> None:
     """Raise ConfigError if anyone may replace a file, or if a project's file is another user's."""
     directories = {path.parent.stat(), path.resolve().parent.stat()}
-    # In a sticky directory such as /tmp nobody can replace another user's file.
-    bits = stat.S_IWOTH | stat.S_ISVTX
-    open_to_all = (one.st_mode & bits == stat.S_IWOTH for one in directories)
-    if info.st_mode & stat.S_IWOTH or any(open_to_all):
+    if info.st_mode & stat.S_IWOTH or any(map(_open_to_all, directories)):
         msg = f"{found.file}: it is world-writable, and its commands would run as you"
         hint = f"chmod o-w {str(path.parent)!r} {str(path)!r}, after reading it"
         raise ConfigError(msg, hint=hint)
@@ -221,3 +218,8 @@ def _refuse_unsafe(found: ClusterFile, path: Path, info: os.stat_result) -> None
         msg += " run as you"
         hint = f"if you trust it, give its path: --cluster {found.file}"
         raise ConfigError(msg, hint=hint)
+
+
+def _open_to_all(directory: os.stat_result) -> bool:
+    # In a sticky directory such as /tmp nobody can replace another user's file.
+    return bool(directory.st_mode & stat.S_IWOTH) and not directory.st_mode & stat.S_ISVTX

@@ -187,6 +187,14 @@ def ask(argv: Sequence[str], *, timeout_s: float = ASK_S, **how: Any) -> str:
     return done.stdout
 
 
+def text(argv: Sequence[str], *, timeout_s: float = PATIENCE_S) -> str:
+    """Return what :func:`ask` does, or "" if Slurm refuses or does not answer."""
+    try:
+        return ask(argv, timeout_s=timeout_s)
+    except SlurmError:
+        return ""
+
+
 def answer(argv: Sequence[str], *, timeout_s: float, **how: Any) -> Finished:
     """Run a program that may run more than once, until Slurm is neither busy nor out of reach.
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer, ask
+from hpc_toolkit.slurm import client
+from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer
 from hpc_toolkit.slurm.controller import host_names
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.system.processes import WARNING_NAME
@@ -70,10 +71,7 @@ class Job:
         show(f"{now} {self.name}[{self.id}.{self.restarts}] {text}\n")
 
     def facts(self) -> str:
-        try:
-            version = ask(["srun", "--version"], timeout_s=PATIENCE_S).strip()
-        except SlurmError:
-            version = "unknown"
+        version = client.text(["srun", "--version"]).strip() or "unknown"
         end = self.deadline or "unknown"
         return f"nodes={','.join(self.nodes)} deadline={end} slurm={version}"
 

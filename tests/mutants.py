@@ -84,8 +84,8 @@ MUTANTS = (
         "I1",
         "a payload is named before it is synced",
         "rundir/files.py",
-        "        os.fsync(fd)\n    finally",
-        "    finally",
+        "            _write_chunks(fd, chunks)\n            os.fsync(fd)\n",
+        "            _write_chunks(fd, chunks)\n",
         ("test_files.py",),
     ),
     Mutant(

@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from hpc_toolkit.rundir.files import sync_directory, write_all
+from hpc_toolkit.rundir.files import closing, sync_directory, write_all
 from hpc_toolkit.rundir.trust import shared
 from hpc_toolkit.system.jsonlines import batches, decode, decode_each, raw_decode
 
@@ -156,11 +156,8 @@ class ValueFile:
 
     def sync(self) -> None:
         """Commit what the executor has appended. Raises OSError: it may be lost."""
-        fd = os.open(self.path, os.O_WRONLY)
-        try:
+        with closing(os.open(self.path, os.O_WRONLY)) as fd:
             os.fdatasync(fd)
-        finally:
-            os.close(fd)
         if not self._named:
             sync_directory(self.path.parent)
             self._named = True
@@ -297,11 +294,8 @@ def _releases(data: bytes, stop: int, base: int) -> list[tuple[dict[str, Any], i
 
 def read_spans(path: Path, spans: Iterable[tuple[int, int]]) -> list[bytes]:
     """Some byte ranges of a journal, as they are now."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with closing(os.open(path, os.O_RDONLY)) as fd:
         return [read_span(fd, start, end) for start, end in spans]
-    finally:
-        os.close(fd)
 
 
 def read_span(fd: int, start: int, end: int) -> bytes:

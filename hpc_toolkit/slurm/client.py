@@ -377,11 +377,6 @@ def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]
     return {**_without(_OF_A_JOB, inherited), **kept}
 
 
-def overriding_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the variables that make sbatch override the script's directives, sorted; sbatch(1)."""
-    return sorted(name for name in clean_environment(environ) if name.startswith("SBATCH_"))
-
-
 def _pieces(ids: Iterable[str]) -> Iterator[list[str]]:
     valid = [one for one in dict.fromkeys(ids) if records.job_id(one)]
     return (valid[at : at + _AT_ONCE] for at in range(0, len(valid), _AT_ONCE))

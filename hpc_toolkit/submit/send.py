@@ -90,8 +90,8 @@ def check_directory(cluster: Cluster, directory: Path) -> None:
 
 def note_overrides() -> None:
     """Name the variables of the environment that override the options of a script."""
-    for name in slurm.overriding_variables():
-        if name != "SBATCH_JOB_NAME":  # the command names the job
+    for name in sorted(slurm.clean_environment()):
+        if name.startswith("SBATCH_") and name != "SBATCH_JOB_NAME":  # the command names the job
             note(f"{name} in the environment overrides the script; see sbatch(1)", "warning")
 
 

@@ -104,12 +104,10 @@ class UnitLines:
             }
         )
 
-    def killer(self, item: int, deaths: int, last: Death | None = None) -> None:
+    def killer(self, item: int, deaths: int, last: Death) -> None:
         """Fail an item permanently because it killed its worker or executor too often."""
         self.tally.permanent += 1
-        error = f"killed its worker {deaths} times"
-        if last is not None:
-            error += f", last: {last.evidence} on {last.host}"
+        error = f"killed its worker {deaths} times, last: {last.evidence} on {last.host}"
         self._failure("permanent", item, error, 0.0)
 
     def timed_out(self, item: int, limit_s: float, *, permanent: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -63,9 +62,11 @@ class ProgramJob:
         # in a training they would wait for it.
         argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label"]
         argv += [*cpus_per_task(self.batch.job), *self.srun, *self.container.srun_options()]
+        begin, end = self.staging.around()
+        on_warning = ('""' if self.alone else ":") + f" {WARNING_NAME}"
+        task = _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)
         words = self.container.inside(list(self.words))
-        task = _task(alone=self.alone, staging=self.staging)
-        return [*argv, "sh", "-c", task, "task", *protected(words)]
+        return [*argv, "sh", "-c", task, "task", *(f"={word}" for word in words)]
 
     def _check_nodes(self) -> None:
         python = self.check_inside or sys.executable
@@ -101,14 +102,3 @@ class ProgramJob:
         if not code and not self.batch.ended:
             self.restarts.finish()
         raise JobEnd(code)
-
-
-def protected(words: Sequence[str]) -> list[str]:
-    """Words for a task's shell, in which srun reads none as its own ":"."""
-    return [f"={word}" for word in words]
-
-
-def _task(*, alone: bool, staging: Staging) -> str:
-    begin, end = staging.around()
-    on_warning = ('""' if alone else ":") + f" {WARNING_NAME}"
-    return _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)

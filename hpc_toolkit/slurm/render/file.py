@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -255,8 +256,6 @@ def write_script(path: Path, script: str, *, force: bool = False) -> None:
 
 def log_directory(output: str) -> Path:
     """Return the directory of a log pattern, up to the first part with a symbol such as %j."""
-    parts = Path(output).parent.parts
-    filled = (
-        i for i, part in enumerate(parts) if re.search("%[0-9]*[A-Za-z]", part.replace("%%", ""))
-    )
-    return Path(*(part.replace("%%", "%") for part in parts[: next(filled, len(parts))]))
+    filled, parts = re.compile("%[0-9]*[A-Za-z]"), Path(output).parent.parts
+    kept = takewhile(lambda part: not filled.search(part.replace("%%", "")), parts)
+    return Path(*(part.replace("%%", "%") for part in kept))

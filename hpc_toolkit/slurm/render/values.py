@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import RenderError
@@ -93,15 +94,11 @@ _UNSUPPORTED = {
 @dataclass(frozen=True, slots=True)
 class Array:
     text: str
-    ranges: tuple[range, ...]
+    indices: set[int]
     at_once: str
     """How many elements may run at a time; "" for all."""
     highest: int
     """The largest index as written: Slurm takes the end of ``0-9:2`` as 9."""
-
-    @property
-    def indices(self) -> set[int]:
-        return {index for part in self.ranges for index in part}
 
 
 def parse_array(text: str, where: str) -> Array:
@@ -119,7 +116,7 @@ def parse_array(text: str, where: str) -> Array:
         msg = f"{where}: index {highest} is too high (at most {MAX_INDEX})"
         raise RenderError(msg, hint="give each array element more work")
     texts = ["-".join(map(str, some[:2])) + "".join(f":{n}" for n in some[2:]) for some in numbers]
-    return Array(",".join(texts) + percent + at_once, ranges, at_once, highest)
+    return Array(",".join(texts) + percent + at_once, {*chain(*ranges)}, at_once, highest)
 
 
 def _range(first: int, last: int | None = None, step: int = 1) -> range:

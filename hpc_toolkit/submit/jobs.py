@@ -41,7 +41,7 @@ class RunJob(Record, kw_only=True):
     """One job of a run; of a submitted one, the content of ``jobs/<job>.json``."""
 
     job: str
-    """Its id; for an array, the id of the array. For a local job, the id of its process."""
+    """Its id; for an array, the id of the array."""
     cluster: str = ""
     """The cluster that sbatch named; "" if it named none."""
     name: str = ""
@@ -50,17 +50,13 @@ class RunJob(Record, kw_only=True):
     """The submitted copy of its script, relative to the run."""
     argv: tuple[str, ...] = ()
     cwd: str = ""
-    """The job's directory; for a local job, that of its log."""
+    """The job's directory."""
     log: str = ""
     """Its log in sbatch's notation, relative to ``cwd``."""
     excluded: tuple[str, ...] = ()
     submitted: float = 0.0
     """Epoch seconds of its submission or of its first worker, for display and to sort by."""
     by: str = ""
-    workers: int = 0
-    """Workers of a local job; else 0."""
-    local: bool = False
-    """Whether it is a process of one machine that a notebook started, without Slurm."""
     worker_price: float | None = None
     """Price of one worker for an hour, with its share of the node; None: not known."""
     currency: str = ""
@@ -169,7 +165,7 @@ def known_jobs(paths: RunPaths, seen: Iterable[Presence | None] | None = None) -
 
     ``seen``: the presences of all workers, if the caller has read them.
     """
-    jobs = {(job.job, job.cluster): job for job in read_jobs(paths) if not job.local}
+    jobs = {(job.job, job.cluster): job for job in read_jobs(paths)}
     named = {job for job, _ in jobs}
     workers: dict[str, list[Presence]] = {}
     if seen is None:

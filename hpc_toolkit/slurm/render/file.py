@@ -99,13 +99,13 @@ def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
     lines = text.replace("\r\n", "\n")
     version, spec = re.search(_VERSION, lines), re.search(_SPEC, lines)
     if _MARK not in text or not (version and spec):
-        raise _foreign(where)
+        raise _refusal(where, _FOREIGN)
     try:
         request: dict[str, Any] = json.loads(spec[2])
     except ValueError:
-        raise _damaged(where) from None
+        raise _refusal(where, _DAMAGED) from None
     if sha256(spec[2]) != spec[1]:
-        raise _damaged(where)
+        raise _refusal(where, _DAMAGED)
     return version[1], request
 
 
@@ -118,11 +118,11 @@ def read_header(script: str, where: str) -> Header:
     found = [re.search(pattern, text) for pattern in (_VERSION, _COMMAND, _TEMPLATE, _CLUSTER)]
     version, command, template, cluster = found
     if not (version and command and template and cluster and _MARK in text):
-        raise _foreign(where)
+        raise _refusal(where, _FOREIGN)
     try:
         kind, argument, request = read_command(shlex.split(command[1].replace(" \\\n#     ", " ")))
     except (ValueError, IndexError) as error:
-        raise (error if isinstance(error, RenderError) else _damaged(where)) from None
+        raise (error if isinstance(error, RenderError) else _refusal(where, _DAMAGED)) from None
     return Header(
         version=version[1],
         template=kind,
@@ -222,14 +222,12 @@ def needs_value(name: str) -> bool:
     return name in PASSED or (name in FIELDS and OPTIONS[name.replace("-", "_")].value not in flags)
 
 
-def _foreign(where: str) -> RenderError:
-    msg = f"{where}: not a script that 'hpctk render' wrote, or its header was edited"
-    return RenderError(msg, hint="render the script again")
+_FOREIGN = "not a script that 'hpctk render' wrote, or its header was edited"
+_DAMAGED = "the request in its header was edited"
 
 
-def _damaged(where: str) -> RenderError:
-    msg = f"{where}: the request in its header was edited"
-    return RenderError(msg, hint="render the script again")
+def _refusal(where: str, why: str) -> RenderError:
+    return RenderError(f"{where}: {why}", hint="render the script again")
 
 
 def write_script(path: Path, script: str, *, force: bool = False) -> None:

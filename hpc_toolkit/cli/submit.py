@@ -91,7 +91,7 @@ def submit(template: str | None, **given: Any) -> None:
     found = make(template, given, **how)
     if exclude_failed:
         found = without_failed_nodes(found)
-    if jobs > 1 and any(script.array for script in found.scripts):
+    if jobs > 1 and found.array:
         raise ConfigError("--jobs and --array exclude each other", hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
     if splits:
@@ -188,7 +188,7 @@ def _send(submission: Submission, keep: int | None) -> None:
             taken.append(job)
     except (HpcToolkitError, KeyboardInterrupt) as error:
         unsure = isinstance(error, KeyboardInterrupt | SlurmUnsureError)
-        total = submission.copies * len(submission.scripts)
+        total = submission.copies
         if taken or unsure:
             words = [f"{len(taken)} of {total} were taken" + f": {', '.join(taken)}" * bool(taken)]
             words += ["'squeue --me' shows whether one more was accepted"] * unsure
@@ -324,19 +324,16 @@ def _show(submission: Submission) -> None:
     from hpc_toolkit.slurm.controller import sbatch_argv, start_estimate
 
     for number in range(submission.copies):
-        before = "JOB" if number else ""
-        for script in submission.scripts:
-            words = submission.argv(script, f"<{before}>" if before else "")
-            print(f"would run: {shlex.join(words)}", file=sys.stderr)
+        words = submission.argv("<JOB>" if number else "")
+        print(f"would run: {shlex.join(words)}", file=sys.stderr)
     print(f"in: {Path.cwd()}", file=sys.stderr)
     print(f"log: {submission.cwd / submission.log}", file=sys.stderr)
-    for script in submission.scripts:
-        sys.stdout.write(script.text)
+    sys.stdout.write(submission.text)
     if shutil.which("sbatch") is None:
         return
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "script.sbatch")
-        path.write_text(submission.scripts[0].text, encoding="utf-8")
+        path.write_text(submission.text, encoding="utf-8")
         argv = sbatch_argv(path, submission.arguments, options=submission.options)
         try:
             said = start_estimate(argv)

@@ -196,8 +196,7 @@ def retry_of(stage: Any) -> Retry | None:
         message = f"retry.{name}: it is added over {_MOST_STEPS} times before up_to"
         raise ConfigError(message, hint=_RETRIES[on])
     if on in stage.final:
-        message = f"retry and no_retry both have {on!r}"
-        raise ConfigError(message, hint="leave one of them out")
+        raise ConfigError(f"retry and no_retry both have {on!r}", hint="leave one of them out")
     return Retry(on=on, factor=factor, step=step, base=base, up_to=up_to, needs=needs)
 
 

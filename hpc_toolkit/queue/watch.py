@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.claims import parse_claim
-from hpc_toolkit.queue.control import FreeUnit
+from hpc_toolkit.queue.control import SILENT_NODE, FreeUnit
 from hpc_toolkit.queue.pacing import NAMES_EVERY
 from hpc_toolkit.queue.probes import host_part
 
@@ -217,7 +217,7 @@ class Watch:
         if left_s > 0.0:
             self.lease_left_s = min(self.lease_left_s, left_s)
             return
-        notices = {name: self.liveness.notice(name, "lease") for name in living}
+        notices = {name: self.liveness.notice(name, "lease", SILENT_NODE) for name in living}
         for name, notice in notices.items():
             if notice is not None:
                 self.liveness.take_notice(notice)

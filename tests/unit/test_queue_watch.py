@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.queue.assignment import Picker
-from hpc_toolkit.queue.control import ControlReader, DeathNotice, FreeUnit, give_free
-from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.control import (
+    SILENT_NODE,
+    ControlReader,
+    DeathNotice,
+    FreeUnit,
+    give_free,
+)
+from hpc_toolkit.queue.leases import Liveness, Verdict
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, RUNNING
 from hpc_toolkit.queue.watch import Watch
@@ -33,6 +39,8 @@ class Crowd:
         self.watches: dict[str, Watch] = {}
         self.dead: set[str] = set()
         """Names of workers."""
+        self.verdicts: dict[str, Verdict] = {}
+        """Why those that died count as dead."""
         self.frozen: set[str] = set()
         self.unaware: set[str] = set()
         """Those that do not know yet that they must beat for their node."""
@@ -74,7 +82,9 @@ class Crowd:
         for host, name in sorted(self.observers().items()):
             mates = [one for one in self.living() if one != name and one.startswith(f"{host}-")]
             self.watches[name].moves()
-            died += self.watches[name].look(self.at_most, mates)
+            found = self.watches[name].look(self.at_most, mates)
+            self.verdicts |= found
+            died += found
         for _ in range(int(LOOK_S)):
             self.clock.advance(1.0)
             for watch in self.watches.values():
@@ -105,6 +115,22 @@ def test_i3_nodes_that_die_together_are_seen_soon_after_half_a_lease(
     seen = [died for _ in range(4 + count) for died in crowd.step()]
 
     assert sorted(set(seen)) == sorted(crowd.dead)
+
+
+def test_i3_an_item_is_not_to_blame_for_the_silence_of_its_node(toy: ToyRun) -> None:
+    """A file server may fail for one node alone, and it has no power at times."""
+    crowd = Crowd(toy, 6)
+    for _ in range(2):
+        crowd.step()
+    crowd.dead.update(crowd.node(3))
+    crowd.frozen.add(crowd.node(1)[0])  # its node lives
+
+    for _ in range(10):
+        crowd.step()
+
+    explained = {name: verdict.explained for name, verdict in crowd.verdicts.items()}
+    silent = dict.fromkeys(crowd.dead, SILENT_NODE)
+    assert explained == {**silent, crowd.node(1)[0]: ""}
 
 
 def test_a_node_lives_while_one_of_its_workers_does(toy: ToyRun) -> None:
@@ -376,6 +402,25 @@ def test_i3_a_unit_without_a_line_is_found_by_the_last_heartbeat_of_its_owner(
     with CountedCalls() as counted:
         assert taker.take() == (toy.unit_name(0), 2)
     assert set(counted.opened()) <= {f"{dead.name}.json", f"{dead.name}.jsonl", "head"}
+
+
+def test_i3_the_silence_of_a_node_is_explained_to_the_worker_that_takes_over(
+    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
+) -> None:
+    toy, clock, dead, living = lost
+    toy.worker("n1-2-0", host="n1")
+    finder = Taker(toy, clock, "n2-1-0")
+    idle = Taker(toy, clock, "n3-1-0")
+    for free in looked(finder, idle.worker, living):
+        give_free(toy.paths, free, finder.worker.name)
+    idle.hear()
+    clock.advance(20.0)
+
+    found = idle.picker.next(NOTHING, idle.pacing)
+
+    assert found is not None
+    assert found.died is not None
+    assert (found.died[0], found.died[1].explained) == (dead.name, SILENT_NODE)
 
 
 def test_i3_a_worker_of_another_node_takes_over_what_a_busy_one_found(

@@ -250,23 +250,20 @@ def looking_on(run: Run, workers: int) -> None:
     """The same with one more process that follows the run."""
     hpctk = [sys.executable, "-m", "hpc_toolkit"]
     root = str(run.rehearsal.run)
-    for words in (["status", root, "--watch"], ["events", root, "--follow", "--since", "1s"]):
-        command = shlex.join([*hpctk, *words])
-        with_terminal = (
-            f"sleep 300 | script -qfc {shlex.quote('stty rows 40 cols 120; ' + command)}"
-        )
-        argv = run.hosts.command(
-            SPARED,
-            ["timeout", f"{_BUSY_S + 2 * _STEP_S:.0f}", "sh", "-c", f"{with_terminal} /dev/null"],
-        )
-        process = subprocess.Popen(
-            argv, env={**run.rehearsal.environment(SPARED), "TERM": "xterm"}, cwd="/",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        time.sleep(_STEP_S)
-        busy(run, f"the same beside `{words[0]} {words[2]}`", workers)
-        said, _ = process.communicate()
-        print(said[-300:], file=sys.stderr, flush=True)
+    command = shlex.join([*hpctk, "status", root, "--watch"])
+    with_terminal = f"sleep 300 | script -qfc {shlex.quote('stty rows 40 cols 120; ' + command)}"
+    argv = run.hosts.command(
+        SPARED,
+        ["timeout", f"{_BUSY_S + 2 * _STEP_S:.0f}", "sh", "-c", f"{with_terminal} /dev/null"],
+    )
+    process = subprocess.Popen(
+        argv, env={**run.rehearsal.environment(SPARED), "TERM": "xterm"}, cwd="/",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    time.sleep(_STEP_S)
+    busy(run, "the same beside `status --watch`", workers)
+    said, _ = process.communicate()
+    print(said[-300:], file=sys.stderr, flush=True)
 
 
 def of_noops(filesystem: Filesystem, base: Path, items: int, workers: int) -> list[str]:

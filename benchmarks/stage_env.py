@@ -5,7 +5,9 @@
 The server and two hosts that mount its export are kernels of their own (user-mode Linux). On the
 export are an environment with numpy and scipy, without their tests, and its archive. One host, each
 time with empty caches, imports scipy with 1 and with 4 processes at once: from the
-export, and from a copy in memory that it extracts first. nfsstat on the server counts requests.
+export, and from a copy in memory that it extracts first. Then the workers of one command do an item
+each of a module that imports scipy from the export: once for all of them, and once for each, as
+with ``fork_safe = False``. nfsstat on the server counts requests.
 
 Takes up to an hour on a busy machine. Needs root and the packages that ``.ci/system`` installs.
 """
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 _MODULE = "scipy.stats"
 _PACKAGES = ("numpy", "numpy.libs", "scipy", "scipy.libs")
 _PROCESSES = (1, 4)
+_WORKERS = (1, 4, 8)
 _LIMIT_S = 600.0
 _MAKE = """
 python=$1 root=$2 above=$3 others=$4; shift 4
@@ -69,6 +72,15 @@ codes = [one.wait() for one in processes]
 print(json.dumps(time.monotonic() - began))
 sys.exit(max(codes))
 """
+_FUNCTION = f"""
+import pathlib, time
+import {_MODULE}
+fork_safe = %s
+def run(item):
+    pathlib.Path("/dev/shm/copy", str(item)).touch()
+    while len(list(pathlib.Path("/dev/shm/copy").iterdir())) < %d:
+        time.sleep(0.05)
+"""
 _COLD = "rm -rf /dev/shm/copy; sync; echo 3 >/proc/sys/vm/drop_caches; mkdir /dev/shm/copy"
 
 
@@ -84,7 +96,7 @@ def once(hosts: Hosts, commands: list[tuple[str, ...]], processes: int) -> tuple
     return taken, load
 
 
-def rows(base: Path, rounds: int) -> tuple[list[list[str]], str]:
+def rows(base: Path, rounds: int) -> tuple[list[list[str]], list[list[str]], str]:
     with mounted(base, (NFS42,)) as filesystems:
         filesystem = filesystems[NFS42.name]
         hosts, root = filesystem.hosts, filesystem.shared / "stage"
@@ -119,7 +131,34 @@ def rows(base: Path, rounds: int) -> tuple[list[list[str]], str]:
                 cells.append(f"{statistics.median(load.requests for _, load in done):,.0f}")
                 found.append([way, str(processes), *cells, done[-1][1].shown(1).replace(".00", "")])
                 print(*found[-1], sep=" | ", file=sys.stderr, flush=True)
-    return found, made_of
+        return found, workers_rows(hosts, root, python, rounds), made_of
+
+
+def workers_rows(hosts: Hosts, root: Path, python: str, rounds: int) -> list[list[str]]:
+    """Rows of the workers of one command on a host, from its start to its end."""
+    found = []
+    for workers in _WORKERS:
+        for once_each, shown in ((False, "one import"), (True, "an import each")):
+            taken, loads = [], []
+            for turn in range(rounds):
+                cwd = root / f"workers-{workers}-{once_each}-{turn}"
+                text = _FUNCTION % (not once_each, workers)
+                hosts.call(HOSTS[0], "mkdir", "-p", cwd)
+                hosts.call(HOSTS[0], "sh", "-c", f'echo "$1" >"{cwd}/bench.py"', "sh", text)
+                hpctk = f"cd {cwd}; exec {python} -m hpc_toolkit"
+                init = f"init run --workload bench:run --count {workers} --items-per-claim 1"
+                hosts.call(HOSTS[0], "sh", "-c", f"{hpctk} {init}", limit_s=_LIMIT_S)
+                hosts.call(HOSTS[1], "sh", "-c", _COLD)
+                work = f"{hpctk} work run --workers {workers}"
+                with measured(hosts) as load:
+                    hosts.call(HOSTS[1], "sh", "-c", work, limit_s=_LIMIT_S)
+                taken.append(load.seconds)
+                loads.append(load)
+            requests = statistics.median(one.requests for one in loads)
+            cells = [shown, str(workers), f"{statistics.median(taken):.1f} s", f"{requests:,.0f}"]
+            found.append([*cells, loads[-1].shown(1).replace(".00", "")])
+            print(*found[-1], sep=" | ", file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:
@@ -131,7 +170,7 @@ def main() -> None:
         given.error("only root can mount filesystems")
     try:
         with tempfile.TemporaryDirectory(prefix="stage-env-", ignore_cleanup_errors=True) as base:
-            found, made_of = rows(Path(base), options.rounds)
+            found, of_workers, made_of = rows(Path(base), options.rounds)
     except HostsError as error:
         sys.exit(f"error: {error}\nhint: .ci/system installs what is needed")
     heads = ["", "processes", "seconds", "sum", "requests", "by kind, last round"]
@@ -144,6 +183,10 @@ def main() -> None:
         "without a network: take numbers of requests from here, and times from a cluster.",
         "",
         *table(heads, found),
+        "",
+        f"Workers of one command, an item each, whose module imports {_MODULE}, empty caches:",
+        "",
+        *table(["", "workers", "seconds", "requests", "by kind, last round"], of_workers),
     ]
     print("\n".join(lines))
     if options.write:

@@ -54,13 +54,13 @@ sync
 """
 _ARCHIVE = """
 import pathlib, sys
-from hpc_toolkit.slurm.batch.environment import archive_environment
+from hpc_toolkit.slurm.batch.staging import archive_environment
 archive = archive_environment(pathlib.Path(sys.prefix), pathlib.Path(sys.argv[1]))
 print(archive, archive.stat().st_size, sep="\\n")
 """
 _EXTRACT = """
 import pathlib, sys
-from hpc_toolkit.slurm.batch.environment import stage_environment
+from hpc_toolkit.slurm.batch.staging import stage_environment
 said = stage_environment(*map(pathlib.Path, sys.argv[1:]))
 sys.exit(None if said.startswith("staged") else said)
 """

@@ -350,11 +350,7 @@ class Run:
 
 
 def create_run(
-    root: Path,
-    manifest: Manifest,
-    items: Mapping[str, list[Item] | ItemLines],
-    *,
-    sealed: bool,
+    root: Path, manifest: Manifest, items: Mapping[str, list[Item] | ItemLines], *, sealed: bool
 ) -> Run:
     """Create a run as :func:`hpc_toolkit.queue.creation.create_directory` does."""
     from hpc_toolkit.queue.creation import create_directory

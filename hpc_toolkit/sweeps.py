@@ -31,13 +31,13 @@ from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, RunError, describe
 from hpc_toolkit.futures import Executor
 from hpc_toolkit.queue.items import Item
-from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import writing
+from hpc_toolkit.rundir.journal import ValueFile
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.pickles import dumps, refusal
 from hpc_toolkit.rundir.trust import share
-from hpc_toolkit.rundir.valuefiles import ValueFile, read_part, stored
+from hpc_toolkit.rundir.valuefiles import read_part, stored
 from hpc_toolkit.slurm.render.file import option_words
 from hpc_toolkit.submit.send import cancelable_jobs
 from hpc_toolkit.system.quantities import counted
@@ -131,7 +131,7 @@ class Sweep:
         self._state: list[Any] = []
         self._mine: set[int] = set()
         """Numbers of the jobs of earlier batches."""
-        known = _items(self._root)
+        known = Run.open(self._root).items()
         self._dir = known[0]["kwargs"]["sweep"] if known and "*" in timeless.sweep.dir else ""
         """Directory of the sweep that continues, if the configured one has a time."""
         if self._dir:
@@ -173,7 +173,7 @@ class Sweep:
         self, batch: Sequence[Sequence[str]], configs: Sequence[DictConfig], first: int
     ) -> list[Item]:
         """The items of jobs: those in the run, and new ones with numbers that are free."""
-        made, known = [], _items(self._root)
+        made, known = [], Run.open(self._root).items()
         free: dict[Any, list[Item]] = {}
         used = {item["kwargs"]["job"] for item in known}
         for item in known:
@@ -282,15 +282,6 @@ class Sweep:
         return found
 
 
-def _items(root: Path) -> list[Item]:
-    """All items of a run, in the order in which they were added."""
-    view = Run.open(root).view
-    view.poll_logs()
-    (stage,) = view.stages.values()
-    units = [unit for segment in stage.log.segments.values() for unit in segment.units]
-    return [item for unit in units for item in unit_items(stage, unit)]
-
-
 def _submit(root: Path, options: Any) -> None:
     """Submit workers as ``hpctk submit`` does, unless the queue has a job of the run."""
     if queued := cancelable_jobs(RunPaths(root)):
@@ -321,6 +312,5 @@ def _digest(value: Any) -> str:
 
 
 def _set(config: DictConfig, name: str, value: Any) -> None:
-    """Set a field of Hydra's own configuration."""
     with flag_override(config.hydra, ["readonly", "struct"], [False, False]):
         OmegaConf.update(config.hydra, name, value, force_add=True)

@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "I1",
         "the name of a value file is not synced",
-        "rundir/valuefiles.py",
+        "rundir/journal.py",
         "            sync_directory(self.path.parent)\n",
         "",
         ("test_unitruns.py",),
@@ -84,8 +84,8 @@ MUTANTS = (
         "I1",
         "a payload is named before it is synced",
         "rundir/files.py",
-        "        os.fsync(fd)\n    finally",
-        "    finally",
+        "            _write_chunks(fd, chunks)\n            os.fsync(fd)\n",
+        "            _write_chunks(fd, chunks)\n",
         ("test_files.py",),
     ),
     Mutant(

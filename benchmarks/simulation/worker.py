@@ -317,7 +317,7 @@ class SimulatedWorker:
             order = state.running_order(name)
         suspects = state.suspects(name)
         for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
-            lines.killer(item, len(suspects[item]))
+            lines.killer(item, len(suspects[item]), suspects[item][-1])
             self._site.outcome.left.discard(self._number(assignment.unit, item))
             order.remove(item)
         return order

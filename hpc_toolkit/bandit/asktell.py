@@ -73,15 +73,11 @@ class StopRules:
     """Seconds since the search began, as passed to ``Policy.stop``."""
 
     def __post_init__(self) -> None:
-        for name, hint in (
-            ("pulls", "a whole number, 0 or more"),
-            ("evaluations", "a whole number, 0 or more"),
-            ("gpu_s", "seconds, 0 or more"),
-            ("wall_s", "seconds, 0 or more"),
-        ):
+        for name in ("pulls", "evaluations", "gpu_s", "wall_s"):
             if (value := getattr(self, name)) is not None:
-                whole, where = name in ("pulls", "evaluations"), f"stop: {name}"
-                value = checked_number(where, value, low=0, whole=whole, hint=hint)
+                whole = name in ("pulls", "evaluations")
+                hint = f"{'a whole number' if whole else 'seconds'}, 0 or more"
+                value = checked_number(f"stop: {name}", value, low=0, whole=whole, hint=hint)
                 object.__setattr__(self, name, value)
 
     def reason(self, history: History, *, wall_s: float = 0.0) -> str | None:

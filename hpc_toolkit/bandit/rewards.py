@@ -94,7 +94,6 @@ def _stderr(stderrs: np.ndarray, known: np.ndarray) -> float | None:
 class Gaps(NamedTuple):
     """How far each arm is behind the leader."""
 
-    leader: int
     means: Floats
     """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
     have a score; 0 for the leader and for an arm without such a task."""
@@ -103,17 +102,16 @@ class Gaps(NamedTuple):
     tasks, and before that infinite for an arm with fewer than two common tasks."""
 
 
-def gaps(scores: Floats, population: int, leader: int | None = None) -> Gaps:
-    """Compare arms after k of ``population`` tasks.
+def gaps(scores: Floats, population: int) -> Gaps:
+    """Compare arms with the leader (:func:`best_row`) after k of ``population`` tasks.
 
-    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. ``leader`` defaults to
-    :func:`best_row`. The error is sd / sqrt(common tasks) * sqrt(1 - k / population): the standard
-    deviation of the paired differences, with one degree of freedom less than common tasks, and the
-    finite population correction of survey sampling.
+    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. The error is
+    sd / sqrt(common tasks) * sqrt(1 - k / population): the standard deviation of the paired
+    differences, with one degree of freedom less than common tasks, and the finite population
+    correction of survey sampling.
     """
     done = scores.shape[1]
-    leader = best_row(scores) if leader is None else leader
-    behind = scores[leader] - scores
+    behind = scores[best_row(scores)] - scores
     counts = (~np.isnan(behind)).sum(axis=1)
     means = np.nansum(behind, axis=1) / np.maximum(counts, 1)
     squares = np.nansum((behind - means[:, None]) ** 2, axis=1)
@@ -121,7 +119,7 @@ def gaps(scores: Floats, population: int, leader: int | None = None) -> Gaps:
     errors = np.sqrt(variance * (1.0 - done / population))
     if done < population:
         errors[counts < 2] = np.inf
-    return Gaps(leader, means, errors)
+    return Gaps(means, errors)
 
 
 def best_row(scores: Floats) -> int:

@@ -61,29 +61,25 @@ def checked_number(
     value: object,
     *,
     low: float,
-    high: float = LARGEST_NUMBER,
     whole: bool = False,
     hint: str,
 ) -> float:
-    """Return a number from ``low`` to ``high``; if it must be whole, 5.0 as the integer 5.
+    """Return a number from ``low`` on; if it must be whole, 5.0 as the integer 5.
 
     Raises ConfigError for any other value.
     """
     given = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     # The comparison is false for NaN, so NaN is rejected as well.
-    if not low <= given <= high or (whole and given % 1):
+    if not low <= given <= LARGEST_NUMBER or (whole and given % 1):
         raise ConfigError(f"{where} is {value!r}", hint=hint)
     return int(given) if whole else given
 
 
-def number_option(
-    default: float, *, low: float = 0, high: float = LARGEST_NUMBER, hint: str = ""
-) -> Any:
+def number_option(default: float, *, low: float = 0) -> Any:
     whole = isinstance(default, int)
     kind = "a whole number" if whole else "a number"
-    limits = f", {low:g} or more" if high == LARGEST_NUMBER else f" from {low:g} to {high:g}"
-    hint = hint or f"{kind}{limits}; {default:g} is usual"
-    check = partial(checked_number, low=low, high=high, whole=whole, hint=hint)
+    hint = f"{kind}, {low:g} or more; {default:g} is usual"
+    check = partial(checked_number, low=low, whole=whole, hint=hint)
     return field(default=default, metadata={"check": check})
 
 
@@ -124,7 +120,6 @@ class TaskResults:
         return cls(tasks, scores, stderrs, seconds, told, asked)
 
     def take(self, arm: int, observation: Observation) -> None:
-        """Add an observation of an arm."""
         for task in (*observation.scores, *observation.failed):
             at = arm, self.tasks.index(task)
             self.scores[at], self.stderrs[at], self.seconds[at] = observation.numbers_of(task)

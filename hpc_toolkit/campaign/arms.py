@@ -319,15 +319,7 @@ def _pythia(
     deduped: bool = False,
     checkpoint: str = HUB,
 ) -> list[Model]:
-    """One model for each size of Pythia; ``size`` is the width.
-
-    Args:
-        pythia: sizes, such as ``["14m", "70m"]``; their layers and widths are known.
-        steps: training steps, such as ``"0,1000:143000:1000"``.
-        layers: ``blocks``, ``all``, ``last``, or numbers such as ``"0,4:12:4"``.
-        deduped: use the models that were trained on the deduplicated Pile.
-        checkpoint: name that items carry, with ``{size}``.
-    """
+    """One model for each size of Pythia; ``size`` is the width."""
     return [
         Model(
             name=f"pythia-{size}",

@@ -84,8 +84,7 @@ def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
 def make_tasks(campaign: Campaign) -> bandit.TaskSet:
     work = campaign.tasks
     return bandit.TaskSet(
-        work.names,
-        seconds=tuple(work.seconds[name] for name in work.names if work.seconds),
+        work.names, seconds=tuple(work.seconds[name] for name in work.names if work.seconds)
     )
 
 
@@ -136,12 +135,7 @@ def policy_of(campaign: Campaign, arms: bandit.ArmTable) -> bandit.Policy:
         wall_s=None if search.wall_hours is None else search.wall_hours * HOUR_S,
     )
     return bandit.make_policy(
-        policy,
-        arms,
-        campaign.seed,
-        tasks=make_tasks(campaign),
-        stop=stop,
-        **options,
+        policy, arms, campaign.seed, tasks=make_tasks(campaign), stop=stop, **options
     )
 
 

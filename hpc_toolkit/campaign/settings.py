@@ -49,7 +49,6 @@ class Campaign:
     tasks: tables.Work
     """Scores one arm on one evaluation task."""
     search: tables.Search
-    """Settings of the bandit."""
     models: tuple[Model, ...] = ()
     """Models whose checkpoints and layers are the arms; empty: ``rows`` has the arms."""
     rows: ArmRows | None = None
@@ -57,7 +56,6 @@ class Campaign:
     metrics: tables.Work | None = None
     """Measures every arm."""
     seed: int = 0
-    """Seed of the policy."""
     prepare: tables.Work | None = None
     """Work to do first, such as training the checkpoints."""
     path: tuple[str, ...] = field(default=(), compare=False)
@@ -111,7 +109,7 @@ class Campaign:
         return record
 
     @classmethod
-    def from_json(cls, record: dict[str, Any], file: str = "campaign") -> Campaign:
+    def from_json(cls, record: dict[str, Any]) -> Campaign:
         """Read the output of :meth:`to_json`; AttributeError or ConfigError if it is not valid."""
         table = _given(record, "models")
         if "arms" in table:
@@ -123,7 +121,7 @@ class Campaign:
             table[name] = _given(table[name], *empty)
         if "search" in table:
             table["search"] = _given(table["search"])
-        return parse_campaign(table, file)
+        return parse_campaign(table, "campaign")
 
     def with_pending(self, known: tables.Search | None = None) -> Campaign:
         """The campaign with ``asks`` and ``pending``, as in ``known`` if the file leaves them out.

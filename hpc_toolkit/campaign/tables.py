@@ -42,7 +42,6 @@ class Work:
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of a class workload."""
     items: tuple[dict[str, Any], ...] = ()
-    """Items of the stage."""
     names: tuple[str, ...] = ()
     """Evaluation tasks. Without a ``workload`` they are tasks of mteb, or ``module:Class``."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -52,7 +51,6 @@ class Work:
     max_attempts: int = 3
     """Failed attempts after which an item is failed."""
     timeout_s: float | None = None
-    """Time limit of one item."""
 
 
 def read_table(
@@ -203,7 +201,6 @@ class Search:
     metrics: tuple[str, ...] = ()
     """Columns of the metrics table that become features of the arms."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the policy."""
 
     @property
     def is_own(self) -> bool:

@@ -37,8 +37,7 @@ COMMANDS = {
     "gathering": ("gather", "export"),
     "reading": ("explain", "logs", "add", "seal", "retry", "drain"),
     "campaigns": ("report", "study", "campaign"),
-    "launch": ("launch",),
-    "scaling": ("scaling",),
+    "training": ("launch", "scaling"),
     "submit": ("submit",),
     "keeping": ("keep", "cancel"),
     "render": ("render",),
@@ -78,7 +77,6 @@ def load_commands(first_word: str = "") -> Commands:
 
 
 def main() -> None:
-    """Run the command line and exit."""
     first_word = sys.argv[1] if len(sys.argv) > 1 else ""
     open_streams()
     for stream in (sys.stdout, sys.stderr):

@@ -100,7 +100,7 @@ def work(
     Examples:
         hpctk batch work "$0" --run runs/eval --gpus 4
     """
-    from hpc_toolkit.slurm.batch.work import WorkJob, WorkRequest
+    from hpc_toolkit.slurm.batch.work import WorkJob
 
     every, campaign = given["shrink_every"], bool(given["campaign"])
     named = runs or [given["run"]]
@@ -111,7 +111,8 @@ def work(
     idle_exit = given["idle_exit"] or ("1000d" if campaign else None)
     options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
     options["--workers"] = given["workers_per_task"]
-    request = WorkRequest(
+    job = partial(
+        WorkJob,
         run=named[0],
         gpus=given["gpus"],
         options=[f"{name}={value}" for name, value in options.items() if value is not None],
@@ -124,7 +125,7 @@ def work(
         within_s=_whole_seconds(given),
         send_others=partial(_send_others, Path(named[0])),
     )
-    _run(script, given, lambda batch, restarts: WorkJob(batch, restarts, request).run())
+    _run(script, given, lambda batch, restarts: job(batch=batch, restarts=restarts).main())
 
 
 def _send_others(directory: Path, job: str, name: str, **how: bool) -> float:
@@ -178,10 +179,10 @@ def train(
 
 
 def _run_program(script: Path, given: dict[str, Any], **request: Any) -> NoReturn:
-    from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest
+    from hpc_toolkit.slurm.batch.program import ProgramJob
 
-    asked = ProgramRequest(gpus=given["gpus"], within_s=_whole_seconds(given), **request)
-    _run(script, given, lambda batch, restarts: ProgramJob(batch, restarts, asked).run())
+    job = partial(ProgramJob, gpus=given["gpus"], within_s=_whole_seconds(given), **request)
+    _run(script, given, lambda batch, restarts: job(batch=batch, restarts=restarts).main())
 
 
 def _run(
@@ -258,8 +259,8 @@ def stage(
     Examples:
         hpctk stage /tmp/data /scratch/me/corpus
     """
-    from hpc_toolkit.slurm.batch.environment import stage_environment
     from hpc_toolkit.slurm.batch.node import stage_paths
+    from hpc_toolkit.slurm.batch.staging import stage_environment
     from hpc_toolkit.system.processes import WARNING
 
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.

@@ -21,7 +21,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.rundir.layout import all_runs
 from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.options import Option, Panels, flag, many
+from hpc_toolkit.system.options import Option, Panels, flag, many, spelled
 from hpc_toolkit.system.quantities import parse_counts, parse_duration, parse_size_mib
 from hpc_toolkit.system.record import asdict
 from hpc_toolkit.system.terminal import note
@@ -92,14 +92,10 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
     out, as_json = list(map(Path, given["out"])), bool(given["json"])
     for path in out:
         arguments.check_out(path, (".json",))
-    if given["items"] is None:
-        arguments.refuse_given(
-            click.get_current_context().params.keys() - {"groups"}, "needs --items"
-        )
-    if given["item_time"] is None:
-        arguments.refuse_given(
-            click.get_current_context().params.keys() - {"load_time"}, "needs --item-time"
-        )
+    for needed, name in (("items", "groups"), ("item_time", "load_time")):
+        if given[needed] is None and arguments.was_given(name):
+            message = f"{spelled(name)} needs {spelled(needed)}"
+            raise ConfigError(message, hint="leave it out")
     counts = sorted(parse_counts(given["nodes"], "--nodes", most=100_000))
     guess = None
     if given["item_time"] is not None:

@@ -38,7 +38,7 @@ PANELS: Panels = {
         flag("partial", "Skip unfinished items instead of exiting with an error."),
         flag("trace", "Write one row per attempt instead, also while workers run."),
         flag("json", "Print a JSON summary of FILE."),
-    ),
+    )
 }
 
 

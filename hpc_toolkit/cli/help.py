@@ -84,7 +84,6 @@ class HelpCommand(click.Command):
         self.panel = panel
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        """Parse the arguments."""
         with _shown_as_text():
             return super().make_context(*args, **settings)
 
@@ -93,7 +92,6 @@ class HelpCommand(click.Command):
         return [*super().get_params(ctx), _HELP_ALL]
 
     def format_help(self, ctx: click.Context, formatter: Any) -> None:
-        """Write usage, description, options, commands and examples."""
         text, _, examples = inspect.cleandoc(self.help or "").partition(_EXAMPLES)
         self.format_usage(ctx, formatter)
         for paragraph in filter(None, text.strip().split("\n\n")):
@@ -106,7 +104,6 @@ class HelpCommand(click.Command):
             formatter.write(inspect.cleandoc(examples).replace("\n", "\n  ").join(("  ", "\n")))
 
     def format_options(self, ctx: click.Context, formatter: Any) -> None:
-        """Write arguments and options by their headings."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             row = _row(param, ctx, everything=ctx.meta.get(ALL, False))
@@ -153,7 +150,6 @@ class Commands(HelpCommand, click.Group):
         return sorted(self.commands, key=lambda name: isinstance(self.commands[name], Commands))
 
     def format_options(self, ctx: click.Context, formatter: Any) -> None:
-        """Write the commands by their headings, and the options below them."""
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _ORDER}
         for name in self.list_commands(ctx):
             command: Any = self.commands[name]

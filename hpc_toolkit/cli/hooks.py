@@ -38,7 +38,6 @@ def end_of(now: Status) -> str:
 
 
 def facts(now: Status, state: str) -> dict[str, str]:
-    """The environment variables of a command."""
     counts = now.stages.values()
     return {
         "HPCTK_RUN": os.path.abspath(now.run),

@@ -163,9 +163,7 @@ def execute(
 
 
 def status(
-    name: NameOption = "lab",
-    directory: DirOption = None,
-    as_json: JsonOption = False,
+    name: NameOption = "lab", directory: DirOption = None, as_json: JsonOption = False
 ) -> None:
     """Show the state of a lab. Exits with 1 if it is not up.
 

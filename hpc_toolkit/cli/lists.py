@@ -148,7 +148,7 @@ def read_settings(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     options = _parse_options(settings.pop("option", ()))
     if config is None:
         return sources, settings, options
-    file = _read_config(Path(config))
+    file = _converted(_read_toml(Path(config)), _KEYS, Path(config))
     if "commands" in file:
         file["command"] = _of_commands(file)
     in_file = _sources(file)
@@ -269,15 +269,8 @@ def _with_quantities(values: dict[str, Any], where: Callable[[str], str]) -> dic
     return values
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """Read the options that a file names; ``items`` is relative to the file.
-
-    Raises ConfigError: the file cannot be read, or a key is unknown or has a wrong value.
-    """
-    return _converted(_read_toml(path), _KEYS, path)
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of options. Raises ConfigError: it cannot be read, or is not TOML."""
     try:
         return tomllib.loads(path.read_text("utf-8"), parse_float=lists.read_float)
     except OSError as error:
@@ -292,6 +285,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _converted(
     table: dict[str, Any], keys: dict[str, t.Key], path: Path, of: str = ""
 ) -> dict[str, Any]:
+    """The options of a table; ``items`` is relative to the file. Raises ConfigError."""
     where = f"{path}: {of}".removesuffix(": ")
     found = _with_quantities(t.convert(table, keys, where), lambda key: f"{where}: {key}")
     for name in ("items", "commands") & found.keys():

@@ -238,17 +238,11 @@ class LiveView:
             seen = self._seen = self._sampler.look()
             now = self.run.status(seen=seen, beside=self._beside)
             alive = living_workers(view, self._clock, seen)
-            return Live(
-                now,
-                self.records,
-                read_hosts(view, seen, alive),
-                self._sampler.oldest_s(),
-            )
+            return Live(now, self.records, read_hosts(view, seen, alive), self._sampler.oldest_s())
         finally:
             refuse_removed(self.run.root)
 
     def follow(self) -> Status:
-        """Return the last status."""
         next_s, used_s = 0.0, float("inf")  # the first refresh does not delay the second
         while True:
             if time.monotonic() >= next_s:

@@ -26,7 +26,7 @@ from hpc_toolkit.errors import ConfigError, ItemsError
 from hpc_toolkit.rundir.journal import read_span
 from hpc_toolkit.rundir.layout import RunPaths, find_run, shown_item
 from hpc_toolkit.system.options import only_given
-from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -265,8 +265,8 @@ def retry(
     """
     found = open_run(run)
     count = found.retry(match=match, item=item)
-    counted = "1 item is" if count == 1 else f"{count} items are"
-    print(f"{counted} pending again", file=sys.stderr)
+    are = "is" if count == 1 else "are"
+    print(f"{counted(count, 'item')} {are} pending again", file=sys.stderr)
     if count and not found.status(forecast=False).workers.alive:
         print("no worker is alive: start some with 'hpctk work' or 'hpctk submit'", file=sys.stderr)
 
@@ -280,5 +280,5 @@ def drain(run: RunArgument = None) -> None:
         hpctk drain runs/eval
     """
     count = open_run(run).drain()
-    asked = "1 worker was" if count == 1 else f"{count:,} workers were"
-    print(f"{asked} asked to exit", file=sys.stderr)
+    were = "was" if count == 1 else "were"
+    print(f"{counted(count, 'worker')} {were} asked to exit", file=sys.stderr)

@@ -219,12 +219,7 @@ def pythia(
         hpctk items pythia --sizes 14m,70m --steps 0,1000:143000:1000 > items.jsonl
         hpctk items pythia --sizes 14m --steps all --layers last > items.jsonl
     """
-    from hpc_toolkit.science.workloads.pythia import (
-        HUB,
-        parse_sizes,
-        parse_steps,
-        pythia_items,
-    )
+    from hpc_toolkit.science.workloads.pythia import HUB, parse_sizes, parse_steps, pythia_items
 
     chosen_sizes, chosen_steps = parse_sizes(sizes), parse_steps(steps)
     name = checkpoint or HUB

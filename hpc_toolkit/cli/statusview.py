@@ -185,7 +185,6 @@ def _follow_training(
 
 
 def training_rows(now: Progress) -> list[Row]:
-    """The status of a training as people read it."""
     state = now.jobs[-1].state if now.jobs else "no job is known"
     rows = [Row("", f"{now.directory}: {state}", is_title=True), *job_rows(now.jobs)]
     if now.rank_restarts:
@@ -298,5 +297,4 @@ def _cells(one: Status) -> tuple[str, ...]:
 
 
 def status_lines(now: Status) -> list[str]:
-    """A run's status as people read it."""
     return draw(panel(now))

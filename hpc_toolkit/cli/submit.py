@@ -71,17 +71,14 @@ def submit(template: str | None, **given: Any) -> None:
     """
     from hpc_toolkit.submit.send import note_overrides, without_failed_nodes
 
-    keep, splits = _kept(template, given), _splits(template, given)
+    _refuse(template, given)
+    keep, splits, size_for = (given.pop(name) for name in _CHOOSE)
     jobs, dry_run = given.pop("jobs"), given.pop("dry_run")
-    if jobs > _MOST_JOBS:
-        message = f"--jobs: {jobs} are more than {_MOST_JOBS}"
-        raise ConfigError(message, hint="use --array for many jobs")
     how: dict[str, Any] = {"force": bool(given.pop("force"))}
     exclude_failed = given.pop("exclude_failed")
     refuse_run(template)
-    size_for = given.pop("size_for")
     if size_for is not None:
-        how["size_for_s"] = _size_for_s(template, size_for, {**given, "jobs": jobs > 1})
+        how["size_for_s"] = parse_duration(size_for, where="--size-for")
     note_overrides()
     chain = given.get("dependency") == _AFTER_EACH
     if chain:
@@ -94,10 +91,14 @@ def submit(template: str | None, **given: Any) -> None:
     found = make(template, given, **how)
     if exclude_failed:
         found = without_failed_nodes(found)
-    if jobs > 1 and any(script.array for script in found.scripts):
+    if jobs > 1 and found.array:
         raise ConfigError("--jobs and --array exclude each other", hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
-    submission, keep = _split(submission, keep, splits)
+    if splits:
+        from hpc_toolkit.submit.splitting import split
+
+        submission, at_once = split(submission)
+        keep = keep and keep * at_once
     if jobs > 1 and submission.request is not None:
         from hpc_toolkit.slurm.render.directives import check_number
 
@@ -111,30 +112,35 @@ def submit(template: str | None, **given: Any) -> None:
     _send(submission, keep)
 
 
-def _kept(template: str | None, given: dict[str, Any]) -> int | None:
-    most: int | None = given.pop("keep")
-    if most:
-        hint, names = "--keep N says how many jobs there are", ("jobs", "array", "dependency")
-        _refuse_beside("--keep", names, hint, template, {**given, "jobs": given["jobs"] > 1})
-    return most
+_CHOOSE = {
+    "keep": (("jobs", "array", "dependency"), "--keep N says how many jobs there are"),
+    "split": (
+        ("jobs", "array", "dependency", "ntasks"),
+        "--split chooses the number of jobs, and their nodes and time",
+    ),
+    "size_for": (
+        ("nodes", "time", "array", "jobs"),
+        "--size-for chooses the nodes and the time of one job",
+    ),
+}
+"""Options that choose others of one list: those, and what to say to a user who gives both."""
 
 
-def _splits(template: str | None, given: dict[str, Any]) -> bool:
-    splits = bool(given.pop("split"))
-    if splits:
-        hint = "--split chooses the number of jobs, and their nodes and time"
-        names = ("jobs", "array", "dependency", "ntasks")
-        _refuse_beside("--split", names, hint, template, {**given, "jobs": given["jobs"] > 1})
-    return splits
-
-
-def _split(submission: Submission, keep: int | None, splits: bool) -> tuple[Submission, int | None]:
-    if not splits:
-        return submission, keep
-    from hpc_toolkit.submit.splitting import split
-
-    submission, at_once = split(submission)
-    return submission, keep and keep * at_once
+def _refuse(template: str | None, given: dict[str, Any]) -> None:
+    """Refuse options beside one that chooses them, such an option for other jobs, and many jobs."""
+    if given["jobs"] > _MOST_JOBS:
+        message = f"--jobs: {given['jobs']} are more than {_MOST_JOBS}"
+        raise ConfigError(message, hint="use --array for many jobs")
+    for own, (names, hint) in _CHOOSE.items():
+        if not given[own]:
+            continue
+        for name in names:
+            if given.get(name) and (name != "jobs" or given["jobs"] > 1):
+                message = f"{option(own)} and {option(name)} exclude each other"
+                raise ConfigError(message, hint=hint)
+        if (template or DEFAULT_TEMPLATE) != DEFAULT_TEMPLATE:
+            message = f"{option(own)}: {template} has no list of items"
+            raise ConfigError(message, hint=f"it works with the template {DEFAULT_TEMPLATE}")
 
 
 def _is_script(template: str | None) -> bool:
@@ -144,24 +150,6 @@ def _is_script(template: str | None) -> bool:
     if template is None or "/" in template or template.endswith(".sbatch"):
         return template is not None
     return Path(template).is_file() and template not in template_names()
-
-
-def _size_for_s(template: str | None, text: str, given: dict[str, Any]) -> float:
-    """Parse ``--size-for``; refuse it beside the options that it chooses, and for other jobs."""
-    hint = "--size-for chooses the nodes and the time of one job"
-    _refuse_beside("--size-for", ("nodes", "time", "array", "jobs"), hint, template, given)
-    return parse_duration(text, where="--size-for")
-
-
-def _refuse_beside(
-    own: str, names: tuple[str, ...], hint: str, template: str | None, given: dict[str, Any]
-) -> None:
-    for name in names:
-        if given.get(name):
-            raise ConfigError(f"{own} and {option(name)} exclude each other", hint=hint)
-    if (template or DEFAULT_TEMPLATE) != DEFAULT_TEMPLATE:
-        message = f"{own}: {template} has no list of items"
-        raise ConfigError(message, hint=f"it works with the template {DEFAULT_TEMPLATE}")
 
 
 def _show_request(submission: Submission) -> None:
@@ -200,7 +188,7 @@ def _send(submission: Submission, keep: int | None) -> None:
             taken.append(job)
     except (HpcToolkitError, KeyboardInterrupt) as error:
         unsure = isinstance(error, KeyboardInterrupt | SlurmUnsureError)
-        total = submission.copies * len(submission.scripts)
+        total = submission.copies
         if taken or unsure:
             words = [f"{len(taken)} of {total} were taken" + f": {', '.join(taken)}" * bool(taken)]
             words += ["'squeue --me' shows whether one more was accepted"] * unsure
@@ -211,11 +199,7 @@ def _send(submission: Submission, keep: int | None) -> None:
 
 
 def from_options(
-    template: str | None,
-    given: dict[str, Any],
-    *,
-    force: bool,
-    size_for_s: float | None = None,
+    template: str | None, given: dict[str, Any], *, force: bool, size_for_s: float | None = None
 ) -> Submission:
     from hpc_toolkit.slurm.render.spec import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run
@@ -340,19 +324,16 @@ def _show(submission: Submission) -> None:
     from hpc_toolkit.slurm.controller import sbatch_argv, start_estimate
 
     for number in range(submission.copies):
-        before = "JOB" if number else ""
-        for script in submission.scripts:
-            words = submission.argv(script, f"<{before}>" if before else "")
-            print(f"would run: {shlex.join(words)}", file=sys.stderr)
+        words = submission.argv("<JOB>" if number else "")
+        print(f"would run: {shlex.join(words)}", file=sys.stderr)
     print(f"in: {Path.cwd()}", file=sys.stderr)
     print(f"log: {submission.cwd / submission.log}", file=sys.stderr)
-    for script in submission.scripts:
-        sys.stdout.write(script.text)
+    sys.stdout.write(submission.text)
     if shutil.which("sbatch") is None:
         return
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "script.sbatch")
-        path.write_text(submission.scripts[0].text, encoding="utf-8")
+        path.write_text(submission.text, encoding="utf-8")
         argv = sbatch_argv(path, submission.arguments, options=submission.options)
         try:
             said = start_estimate(argv)

@@ -63,13 +63,7 @@ PANELS: Panels = {
         Option("memory_per_worker", "Memory limit; Python raises MemoryError beyond it.", "SIZE"),
     ),
     "Monitoring": (Option("monitor", "Log the load of this host.", "", variable="HPCTK_MONITOR"),),
-    "Ray": (
-        Option(
-            "ray_address",
-            "Cluster. [default: auto: $RAY_ADDRESS]",
-            "auto|HOST:PORT",
-        ),
-    ),
+    "Ray": (Option("ray_address", "Cluster. [default: auto: $RAY_ADDRESS]", "auto|HOST:PORT"),),
 }
 """Options of ``hpctk work``, by the panel of the help that shows them."""
 

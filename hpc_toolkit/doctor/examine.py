@@ -125,7 +125,7 @@ class Step:
         return cls(re.sub(r"[^A-Za-z0-9-]", "-", token), environ.get("SLURM_PROCID") == "0")
 
 
-def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S) -> None:
+def join_step(directory: Path, step: Step) -> None:
     """Act as the second task of a step: carry out the requests of the first one, which reports."""
     try:
         area = sides.make_area(directory, step.token, sides.OTHER)
@@ -133,7 +133,7 @@ def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S)
         message = f"cannot write to {directory}: {error.strerror}"
         raise RunError(message, hint="both nodes must see the directory and may write") from error
     try:
-        Partner(area).serve(arrival_s=arrival_s)
+        Partner(area).serve(arrival_s=STEP_ARRIVAL_S)
     except sides.SilentSideError:
         # In all other cases the first task removes the area.
         sides.remove_area(area)
@@ -181,18 +181,12 @@ def examine(
 ) -> sides.Report:
     """Examine a directory, and the run in it if it is one; remove all files that it creates.
 
-    The result is stored in the run if the two sides stand for two hosts.
+    The result is stored in the run if the two sides stand for two hosts. ``other`` is the same
+    directory through another mount of this machine, ``step`` that of this task, whose other task
+    calls :func:`join_step`, and ``around`` whether to examine Slurm and GPUs as well.
 
-    Args:
-        directory: the directory to examine; it may be an active run.
-        clock: gives the wall time of the stored result, for people.
-        other: the same directory through another mount of this machine.
-        step: the step of this task, which leads; the other task calls ``join_step``.
-        around: whether to examine Slurm and GPUs as well.
-
-    Raises:
-        ConfigError: ``other`` is another directory.
-        RunError: the other side did not arrive, or stopped answering.
+    Raises ConfigError: ``other`` is another directory; RunError: the other side did not arrive, or
+    stopped answering.
     """
     mount, local = mount_of(directory), files.is_local(directory)
     means = "a run here is for processes of this machine" if local else ""

@@ -230,7 +230,6 @@ class Changes:
         self._heartbeat = PresenceFile(directory / "heartbeat", me)
 
     def make(self) -> None:
-        """Make all changes at once."""
         self._heartbeat.update()
         self._journal.append(_AFTER)
         self._journal.sync()

@@ -40,10 +40,7 @@ _RUN_AGAIN = "if the NFS server was restarted just now, run doctor again in 2 mi
 def take_lock(path: str) -> bool:
     """Take a lock by flock(2), as workers do, without waiting; return whether it was free.
 
-    This process then holds it until it ends.
-
-    Raises:
-        OSError: the filesystem has no such locks.
+    This process then holds it until it ends. Raises OSError: the filesystem has no such locks.
     """
     fd = files.open_or_create(path, os.O_RDWR)
     try:

@@ -133,9 +133,8 @@ def _skipped(check: str, why: str) -> Finding:
 def look_by_torch() -> dict[str, Any]:
     """Return torch's version and whether it can use each GPU; called in a child process.
 
-    Returns:
-        ``torch`` and ``cuda``, versions ("" for a build without GPUs). In a build with GPUs also
-        ``error`` if torch cannot use them; otherwise ``gpus``, each an error or "".
+    ``cuda`` is "" for a build without GPUs. In a build with GPUs, ``error`` says why torch cannot
+    use them; otherwise ``gpus`` has an error or "" for each.
     """
     _be_quiet()
     import torch
@@ -171,7 +170,6 @@ def _first_words(error: BaseException) -> str:
 
 
 def check_slurm() -> Finding:
-    """Query the controller once."""
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if len(missing) == len(_PROGRAMS):
         return _skipped("slurm", "not on this PATH; workers run here without it")

@@ -269,7 +269,7 @@ def _refuse(message: str, hint: str) -> NoReturn:
 
 def render_manifest(spec: ManifestSpec) -> str:
     """Render the manifest as YAML. Equal requests give equal text on every machine."""
-    request = request_json(spec)
+    request = json.dumps(asked(spec))
     values = {
         "version": __version__,
         # Some Unicode characters end a line of YAML, and a comment cannot escape them as YAML does.
@@ -314,11 +314,6 @@ def _entries(mapping: dict[str, str], indent: int) -> Marked:
     keys = (_yaml(key) if len(key) <= _KEY_MAX else f"? {_yaml(key)}{line}" for key in mapping)
     pairs = zip(keys, mapping.values(), strict=True)
     return Marked(line.join(f"{key}: {_yaml(value)}" for key, value in pairs))
-
-
-def request_json(spec: ManifestSpec) -> str:
-    """Return the request as JSON on one ASCII line; equal requests give equal lines."""
-    return json.dumps(asked(spec), ensure_ascii=True)
 
 
 def command_line(spec: ManifestSpec) -> str:

@@ -93,18 +93,11 @@ class RaySettings:
 
 
 def work_on_ray(
-    run: Run,
-    workers: int | None,
-    options: WorkerOptions,
-    settings: RaySettings,
+    run: Run, workers: int | None, options: WorkerOptions, settings: RaySettings
 ) -> int:
     """Work on a run by actors until nothing is left; return the exit code as for local workers.
 
-    Args:
-        run: the run, in a directory that all nodes of the cluster share.
-        workers: number of workers; None: one per GPU of the cluster, or one.
-        options: options of each worker.
-        settings: the cluster, and the resources of a worker.
+    ``workers`` None: one per GPU of the cluster, or one.
 
     Raises HpcToolkitError: Ray is missing, the cluster has no room for a worker, or a worker failed
     with this error.

@@ -44,9 +44,7 @@ _STEPS = 10_000
 def room(nodes: list[dict[str, float]], demand: dict[str, float]) -> int:
     """Return how many workers with this demand fit on the nodes at once, each on one node.
 
-    Args:
-        nodes: the resources of each node by Ray's names.
-        demand: the resources of a worker by Ray's names; 0 for those that it does not need.
+    Resources have Ray's names; a worker does not need those of which it demands 0.
     """
     needed = {name: amount for name, amount in demand.items() if amount > 0}
     if not needed:

@@ -196,7 +196,6 @@ def labs_home() -> Path:
 
 
 def lab_paths(name: str, directory: Path | None) -> LabPaths:
-    """Return the paths of the lab in ``directory``, or of the lab called ``name``."""
     where = directory if directory is not None else labs_home() / check_name(name)
     try:
         # Resolved, so that a lab has one token whatever path names it.

@@ -341,7 +341,6 @@ class LabStatus:
     """Daemons that should run but do not, such as ``slurmd of n3``."""
 
     def to_json(self) -> dict[str, Any]:
-        """The status as ``--json`` prints it."""
         return {
             "state": self.state,
             "directory": str(self.paths.root),

@@ -258,7 +258,6 @@ class _Phase:
 
     stage: StageWork
     number: int
-    """Number of the stage."""
     wait_s: float
     """Seconds from the end of the phase before to the first batch."""
     held: dict[str, int]

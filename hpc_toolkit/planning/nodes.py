@@ -50,8 +50,7 @@ class Node:
     """Nodes on which the items of the job's only task may start steps."""
     why: str
     price_per_hour: float | None
-    """Price of the node with its GPUs; ``watts`` likewise."""
-    watts: float | None
+    """Price of the node with its GPUs."""
     currency: str
 
     @classmethod
@@ -66,8 +65,7 @@ class Node:
             mem_mib=site.mem_per_node_mib,
             workers=workers,
             why=why,
-            price_per_hour=_sum(site.price_per_node_hour, site.price_per_gpu_hour, gpus),
-            watts=_sum(site.watts_per_node, site.watts_per_gpu, gpus),
+            price_per_hour=_price(site, gpus),
             currency=site.currency,
         )
 
@@ -141,7 +139,8 @@ def node_of(
     return Node.of(site, count, *_workers(site, worker, count))
 
 
-def _sum(node: float | None, gpu: float | None, gpus: int) -> float | None:
+def _price(site: Cluster, gpus: int) -> float | None:
+    node, gpu = site.price_per_node_hour, site.price_per_gpu_hour
     if node is None and (gpu is None or not gpus):
         return None
     return (node or 0.0) + (gpu or 0.0) * gpus

@@ -1,4 +1,4 @@
-"""The plan of the rest of a run: what numbers of nodes take in time, jobs, cost and energy."""
+"""The plan of the rest of a run: what numbers of nodes take in time, jobs and cost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Choice:
     node_hours: Interval
     gpu_hours: Interval | None
     cost: Interval | None
-    energy_kwh: Interval | None
     ask_s: int
     """The time limit to request in seconds: enough in 19 of 20 cases, or the limit of one job."""
     in_a_row: int
@@ -71,14 +70,13 @@ def choose(
         forecast = forecaster.forecast(workers, limit_s=limit_s, within_s=within_s)
         ask_s, in_a_row = limit_s, forecast.sure_jobs
     hours = forecast.time_s.times(nodes / HOUR_S)
-    price, watts = node.price_per_hour, node.watts
+    price = node.price_per_hour
     return Choice(
         nodes=nodes,
         forecast=forecast,
         node_hours=hours,
         gpu_hours=hours.times(node.gpus) if node.gpus else None,
         cost=None if price is None else hours.times(price),
-        energy_kwh=None if watts is None else hours.times(watts / 1000.0),
         ask_s=ask_s,
         in_a_row=in_a_row,
     )
@@ -255,7 +253,7 @@ def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
     some = plan.choices[0]
     money = plan.node.currency or "price"
     head = ["nodes", "workers", "time", "9 of 10 between", "node-hours"]
-    costs = {"GPU-hours": some.gpu_hours, money: some.cost, "kWh": some.energy_kwh}
+    costs = {"GPU-hours": some.gpu_hours, money: some.cost}
     head += [*(name for name, cost in costs.items() if cost), "--time"]
     head += ["done by then", "items by then"] if plan.within_s else []
     rows = []
@@ -263,7 +261,7 @@ def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
         found = one.forecast
         row = [str(one.nodes), str(found.workers), format_duration(found.time_s.median)]
         row += [span(found.time_s), number(one.node_hours.median)]
-        row += [number(x.median) for x in (one.gpu_hours, one.cost, one.energy_kwh) if x]
+        row += [number(x.median) for x in (one.gpu_hours, one.cost) if x]
         row.append(_asked(one))
         if found.within is not None and found.share is not None:
             row += [f"{found.within:.0%}", span(found.share, lambda share: f"{share:.0%}")]
@@ -336,7 +334,6 @@ def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
 
 
 def as_lines(plan: Plan) -> list[str]:
-    """Format a plan for a terminal."""
     lines = [*advised(plan), *basis(plan)]
     if plan.now is not None:
         now = plan.now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
@@ -14,7 +14,6 @@ from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, left_over, read
 from hpc_toolkit.campaign.search import as_decided
 from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, Campaign, read_settings
 from hpc_toolkit.planning.work import Batch, Seen, StageWork, Work, context
-from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.followingitems import following
 from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.presence import Presence
@@ -32,39 +31,34 @@ _ALL = "The campaign evaluates all arms in the end; all of them are counted."
 _UNBOUNDED = "Nothing says how many arms the search will request: those to come are left out."
 
 
-@dataclass(slots=True)
 class _Stage:
-    """The data of one stage, collected while journals are read."""
+    """A stage while journals are read."""
 
-    view: StageView
-    units: dict[str, list[Item]] = field(default_factory=dict)
-    seen: list[Seen] = field(default_factory=list)
-    loads_s: list[float] = field(default_factory=list)
-    overheads_s: list[float] = field(default_factory=list)
-    attempts: int = 0
-    retried: int = 0
-    entries: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """When the first attempt at the items of each log entry began, and when the last one ended."""
-
-    starts: dict[int, int] = field(init=False)
-    """The place of the first item of each log entry in the list of the stage."""
-
-    def __post_init__(self) -> None:
-        segments = self.view.log.segments
+    def __init__(self, view: StageView) -> None:
+        self.view = view
+        self.seen, self.loads_s, self.overheads_s = list[Seen](), list[float](), list[float]()
+        self.work = StageWork(
+            name=view.spec.name,
+            group_by=view.spec.group_by,
+            seen=self.seen,
+            loads_s=self.loads_s,
+            overheads_s=self.overheads_s,
+        )
+        self.entries: dict[int, tuple[float, float]] = {}
+        """When the first attempt at the items of each log entry began, and the last one ended."""
+        segments = view.log.segments
         counts = accumulate((one.count for one in segments.values()), initial=0)
         self.starts = dict(zip(segments, counts, strict=False))
+        """The place of the first item of each log entry in the list of the stage."""
+        self._units: dict[str, list[Item]] = {}
 
     def items(self, unit: Unit) -> list[Item]:
-        if unit.name not in self.units:
-            self.units[unit.name] = unit_items(self.view, unit)
-        return self.units[unit.name]
-
-    def group_of(self, item: Item) -> str:
-        by = self.view.spec.group_by
-        return "" if by is None else group_key(item.get(by)) or ""
+        if unit.name not in self._units:
+            self._units[unit.name] = unit_items(self.view, unit)
+        return self._units[unit.name]
 
     def groups(self, items: Sequence[Item]) -> int:
-        return len(set(map(self.group_of, items)))
+        return len(set(map(self.work.group_of, items)))
 
     def context(self, unit: Unit) -> str:
         return context(self.view.spec.name, self.view.group_of(unit) or "")
@@ -118,12 +112,12 @@ class _Journal:
         self.spent_s += seconds
         begun, ended = stage.entries.get(unit.entry, (end, end))
         stage.entries[unit.entry] = min(begun, end - seconds), max(ended, end)
-        stage.attempts += 1
-        stage.retried += record["type"] == "failed"
+        stage.work.attempts += 1
+        stage.work.retried += record["type"] == "failed"
         if record["type"] == "done":
             item = stage.items(unit)[record["item"] - unit.first]
             place = stage.starts[unit.entry] + record["item"]
-            group = stage.group_of(item)
+            group = stage.work.group_of(item)
             stage.seen.append(Seen(item, group, seconds, self.worker, self.loads, place))
 
     def _release(self, stage: _Stage, unit: Unit, seconds: float) -> None:
@@ -213,17 +207,7 @@ def _work(stage: _Stage, journals: dict[str, _Journal], ages: dict[str, float]) 
             batch = replace(batch, holder=holder, age_s=ages[holder], loading=loading)
         batches.append(batch)
         left += items
-    return StageWork(
-        name=view.spec.name,
-        group_by=view.spec.group_by,
-        left=tuple(left),
-        batches=tuple(batches),
-        seen=tuple(stage.seen),
-        loads_s=tuple(stage.loads_s),
-        overheads_s=tuple(stage.overheads_s),
-        attempts=stage.attempts,
-        retried=stage.retried,
-    )
+    return replace(stage.work, left=left, batches=batches)
 
 
 def _with_following(view: RunView, stages: list[StageWork]) -> tuple[StageWork, ...]:

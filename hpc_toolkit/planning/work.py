@@ -66,7 +66,7 @@ class Batch:
         return bool(self.holder) and not self.loading and self.age_s > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StageWork:
     """One stage: the items left, and the finished items."""
 
@@ -75,9 +75,9 @@ class StageWork:
     """The key of an item that names its group."""
     kind_by: str = ""
     """The key that names the task of an item of a search; "" in a list."""
-    left: tuple[Item, ...]
+    left: Sequence[Item] = ()
     """Items without a result."""
-    batches: tuple[Batch, ...]
+    batches: Sequence[Batch] = ()
     """The items left, in the order of the queue."""
     coming: int = 0
     """How many of these items, the last ones, a campaign has not requested yet."""
@@ -85,10 +85,10 @@ class StageWork:
     """The most workers that a search keeps busy; None: not limited."""
     between_s: float = 0.0
     """Seconds from the last result of a round to the first item of the next one."""
-    seen: tuple[Seen, ...] = ()
-    loads_s: tuple[float, ...] = ()
+    seen: Sequence[Seen] = field(default_factory=list)
+    loads_s: Sequence[float] = field(default_factory=list)
     """Times that workers spent in unit runs besides their items, to load a group."""
-    overheads_s: tuple[float, ...] = ()
+    overheads_s: Sequence[float] = field(default_factory=list)
     """For each unit run that loaded nothing, its seconds besides its items."""
     attempts: int = 0
     """Number of ended attempts, successful or not."""
@@ -105,8 +105,7 @@ class StageWork:
             for item in sorted(items, key=self.group_of):
                 batches.append(Batch(self.group_of(item), len(left), 1, round=number))
                 left.append(item)
-        coming = len(left) - len(self.left)
-        return replace(self, left=tuple(left), batches=tuple(batches), coming=coming)
+        return replace(self, left=left, batches=batches, coming=len(left) - len(self.left))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

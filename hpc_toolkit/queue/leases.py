@@ -388,10 +388,7 @@ def lock_is_free(paths: RunPaths, worker: str) -> bool:
         fd = os.open(paths.worker_lock(worker), os.O_RDONLY)
     except OSError:
         return False
-    try:
+    with files.closing(fd), suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+        return True
+    return False

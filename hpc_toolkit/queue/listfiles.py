@@ -60,10 +60,6 @@ def _lines(file: BinaryIO, source: str) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _txt(file: BinaryIO, source: str) -> Iterator[Item]:
-    return ({"line": value} for value in typed(_lines(file, source)))
-
-
 def _commands(file: BinaryIO, source: str) -> Iterator[Item]:
     """Shell commands, one a line; a command that is given again has its number as ``repeat``."""
     times: dict[str, int] = {}
@@ -71,10 +67,6 @@ def _commands(file: BinaryIO, source: str) -> Iterator[Item]:
         if not line.lstrip().startswith("#"):
             times[line] = times.get(line, 0) + 1
             yield {"line": line} | ({"repeat": times[line]} if times[line] > 1 else {})
-
-
-def _jsonl(file: BinaryIO, source: str) -> Iterator[Item]:
-    return parse_items(file, source=source)
 
 
 def _json(file: BinaryIO, source: str) -> list[Item]:
@@ -129,10 +121,6 @@ def _csv(file: BinaryIO, source: str, delimiter: str = "") -> Iterator[Item]:
     columns = [list(column) for column in zip(*cells, strict=True)]
     values = [one if at in as_text else typed(one) for at, one in enumerate(columns)]
     return (dict(zip(header, row, strict=True)) for row in zip(*values, strict=True))
-
-
-def _tsv(file: BinaryIO, source: str) -> Iterator[Item]:
-    return _csv(file, source, "\t")
 
 
 def _rows(text: str, delimiter: str, source: str) -> Iterator[tuple[int, list[str], set[int]]]:
@@ -224,10 +212,9 @@ def _yaml(file: BinaryIO, source: str) -> list[Item]:
 
 _READERS: dict[str, Callable[[BinaryIO, str], Iterable[Item]]] = {
     "csv": _csv,
-    "tsv": _tsv,
-    "txt": _txt,
-    "jsonl": _jsonl,
-    "ndjson": _jsonl,
+    "tsv": lambda file, source: _csv(file, source, "\t"),
+    "txt": lambda file, source: ({"line": one} for one in typed(_lines(file, source))),
+    **dict.fromkeys(("jsonl", "ndjson"), lambda file, source: parse_items(file, source=source)),
     "json": _json,
     "parquet": _parquet,
     "yaml": _yaml,

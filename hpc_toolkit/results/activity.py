@@ -6,7 +6,6 @@ each worker, or for the workers of hosts if there are many, and intervals of equ
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -45,7 +44,7 @@ STATES = {
 """The states of a worker, what its seconds in them were spent on, and how to save some."""
 
 _OUTCOMES = {records.DONE: WORK, records.DUPLICATE: DUPLICATE}
-_LONGEST, _DEATHS, _MOST_GROUPS = 15, 100, 2_000
+_MOST_GROUPS = 2_000
 OTHERS = "(other groups)"
 MOST_LANES = 200
 _MOST_CELLS, _FINEST, _COARSEST = 12_000, 240, 48
@@ -112,16 +111,13 @@ class Timeline:
         else:
             lane.marks[key] = Mark(at, text[:_TEXT_CHARS])
 
-    def fill(self, cells: dict[int, float], begin: float, end: float, rate: float = 1.0) -> None:
-        """Add ``rate`` for each second to the intervals."""
+    def fill(self, cells: dict[int, float], begin: float, end: float) -> None:
+        """Add each second to its interval."""
         first, last = self.interval(begin), self.interval(end)
-        if first == last:
-            cells[first] = cells.get(first, 0.0) + rate * (end - begin)
-            return
         for number in range(first, last + 1):
             low = begin if number == first else self.begin + number * self.width_s
             high = end if number == last else self.begin + (number + 1) * self.width_s
-            cells[number] = cells.get(number, 0.0) + rate * max(high - low, 0.0)
+            cells[number] = cells.get(number, 0.0) + max(high - low, 0.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,12 +135,6 @@ class Activity:
     groups: dict[tuple[str, str], Durations] = field(default_factory=dict)
     """How long the attempts with a result took, by stage and group; groups beyond the first 2,000
     are counted together."""
-    longest: list[Attempt] = field(default_factory=list)
-    """The longest attempts, the longest first."""
-    deaths: list[Death] = field(default_factory=list)
-    """The first deaths of workers and executors that were recorded."""
-    done: dict[int, float] = field(default_factory=dict)
-    """Items done by interval of the timeline; each is spread over its duration."""
     ahead: dict[str, float] = field(default_factory=dict)
     """Seconds by which the clocks of hosts are off; times here are corrected by them."""
 
@@ -189,8 +179,6 @@ class _Reader:
         self._presences = presences
         self._lanes = lanes
         self._workers: dict[str, _Worker] = {}
-        self._longest: list[tuple[float, int, Attempt]] = []
-        self._number = 0
 
     def take(self, record: Work) -> None:
         if self.found.ahead:
@@ -224,10 +212,7 @@ class _Reader:
             if presence is not None and presence.started:
                 self._worker(name, presence.started)
         for name, worker in self._workers.items():
-            end = end_of(name, worker.presence, alive)
-            self._close(name, worker, end)
-        ranked = sorted(self._longest, key=lambda one: (-one[0], one[1]))
-        self.found.longest = [attempt for _, _, attempt in ranked]
+            self._close(name, worker, end_of(name, worker.presence, alive))
 
     def _worker(self, name: str, at: float) -> _Worker:
         worker = self._workers.get(name)
@@ -271,30 +256,13 @@ class _Reader:
         if attempt.begin is not None:
             self._spend(worker, LOAD if worker.in_run else WAIT, begin)
         self._spend(worker, _OUTCOMES.get(attempt.outcome, FAILED), attempt.end)
-        if attempt.begin is not None:
-            self._count(attempt, attempt.end - begin)
-            if attempt.outcome == records.DONE:
-                line = self.found.timeline
-                low = max(min(begin, attempt.end - 1e-3), line.begin)
-                if (high := min(attempt.end, line.end)) > low:
-                    line.fill(self.found.done, low, high, 1 / (high - low))
-
-    def _count(self, attempt: Attempt, seconds: float) -> None:
-        if attempt.outcome in _OUTCOMES:
+        if attempt.begin is not None and attempt.outcome in _OUTCOMES:
             groups, name = self.found.groups, group_name(attempt.group)
             if len(groups) >= _MOST_GROUPS and (attempt.stage, name) not in groups:
                 name = OTHERS
-            groups.setdefault((attempt.stage, name), Durations()).add(seconds)
-        self._number += 1
-        entry = (seconds, -self._number, attempt)
-        if len(self._longest) < _LONGEST:
-            heapq.heappush(self._longest, entry)
-        elif entry > self._longest[0]:
-            heapq.heapreplace(self._longest, entry)
+            groups.setdefault((attempt.stage, name), Durations()).add(attempt.end - begin)
 
     def _death(self, death: Death) -> None:
-        if len(self.found.deaths) < _DEATHS:
-            self.found.deaths.append(death)
         self.found.outcomes["deaths"] += 1
         worker = self._worker(death.worker, death.at)
         if death.by == death.worker:

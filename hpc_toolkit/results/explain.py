@@ -178,11 +178,7 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
         "group": stage.log.segments[unit.entry].group_of(unit),
         "state": str(stage.state.item_state(state, found.position)),
         "claims": [
-            {
-                "generation": n,
-                "worker": _owner(stage, unit, n),
-                "released": n in state.released,
-            }
+            {"generation": n, "worker": _owner(stage, unit, n), "released": n in state.released}
             for n in range(1, stage.claims.generation(unit.name) + 1)
         ],
         "attempts": [

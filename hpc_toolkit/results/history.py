@@ -179,13 +179,7 @@ class _Unit(NamedTuple):
         if at is None:
             at = self._file_time(generation)
             clock = UNKNOWN if at is None else BY_FILE
-        return Claim(
-            **self.place,
-            generation=generation,
-            worker=worker,
-            at=at,
-            clock=clock,
-        )
+        return Claim(**self.place, generation=generation, worker=worker, at=at, clock=clock)
 
     def owner(self, generation: int) -> str | None:
         """The worker that a claim names; None if the claim cannot be read."""
@@ -389,6 +383,5 @@ def _run_of(record: dict[str, Any]) -> _Run:
 
 
 def first_line(text: object) -> str:
-    """First line of an error, shortened."""
     lines = str(text).splitlines()
     return lines[0][:_ERROR_CHARS] if lines else ""

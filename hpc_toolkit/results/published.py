@@ -34,7 +34,6 @@ class PublishedTable:
 
     @property
     def count(self) -> int:
-        """Number of rows."""
         return sum(len(offsets) - offsets.count(0) for offsets in self._offsets.values())
 
     @classmethod

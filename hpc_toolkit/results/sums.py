@@ -98,7 +98,7 @@ def efficiency(sacct: str, loads: Mapping[str, HostLoad]) -> Efficiency | None:
     """
     jobs = [job for job in _jobs(sacct.splitlines()) if job.cpu_seconds and job.steps]
     samples = sum(one.samples for one in loads.values())
-    gpus = [one.gpu_percent for one in loads.values() if one.gpu_percent is not None]
+    gpus = [one.gpu / one.gpu_values for one in loads.values() if one.gpu_values]
     if not jobs and not samples:
         return None
     cpu = sum(one.own_cpu for one in loads.values()) / samples / 100 if samples else None
@@ -277,26 +277,14 @@ class HostLoad:
     """Sums over the samples of one host."""
 
     samples: int = 0
-    cpu: float = 0.0
     allowed: tuple[int, ...] = ()
     """Numbers of the CPUs that the job had; empty for all."""
     own_cpu: float = 0.0
-    """As ``cpu``, of these alone."""
+    """Percent of these CPUs that were used."""
     rss_most: int = 0
-    gpus: int = 0
     gpu_values: int = 0
     gpu: float = 0.0
-    gpu_memory_most: int = 0
-
-    @property
-    def cpu_percent(self) -> float:
-        """Mean use of all CPUs of the host."""
-        return self.cpu / max(1, self.samples)
-
-    @property
-    def gpu_percent(self) -> float | None:
-        """Mean over its GPUs of the time in which a kernel ran; None without GPUs."""
-        return self.gpu / self.gpu_values if self.gpu_values else None
+    """Percent of the time in which a kernel ran, of all GPUs."""
 
 
 def read_loads(paths: RunPaths) -> dict[str, HostLoad]:
@@ -320,17 +308,13 @@ def read_loads(paths: RunPaths) -> dict[str, HostLoad]:
 
 
 def _add_sample(record: dict[str, Any], host: HostLoad) -> None:
-    cpu = _finite(record["cpu_percent"])
     each = record.get("each_cpu_percent") or []
-    own = [_finite(each[one]) for one in host.allowed if one < len(each)] or [cpu]
-    host.samples, host.cpu = host.samples + 1, host.cpu + cpu
+    own = [_finite(each[one]) for one in host.allowed if one < len(each)]
+    own = own or [_finite(record["cpu_percent"])]
+    host.samples += 1
     host.own_cpu += sum(own) / len(own)
     host.rss_most = max(host.rss_most, int(record["rss_bytes"]))
-    gpus = record.get("gpus") or []
-    host.gpus = max(host.gpus, len(gpus))
-    for gpu in gpus:
-        if gpu.get("memory_used_bytes") is not None:
-            host.gpu_memory_most = max(host.gpu_memory_most, int(gpu["memory_used_bytes"]))
+    for gpu in record.get("gpus") or []:
         if gpu.get("busy_percent") is not None:
             busy = _finite(gpu["busy_percent"])
             host.gpu_values, host.gpu = host.gpu_values + 1, host.gpu + busy

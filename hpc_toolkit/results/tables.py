@@ -41,7 +41,6 @@ class Table:
     """Reads the rows, in the order in which the items were given: JSON, one or more lines at once.
     """
     count: int
-    """Number of rows."""
     failed: int
     """How many of them are of failed items."""
     published: bool
@@ -252,7 +251,6 @@ def _csv(
 
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
-    """Encode rows of cells as lines of CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode(errors="backslashreplace")

@@ -27,16 +27,12 @@ OFF_S = 120.0
 """Clocks that differ by less are not reported: a busy file server writes a heartbeat late."""
 
 
-def reachable_workers(
-    view: RunView, clock: Clock, seen: dict[str, Presence | None] | None = None
-) -> set[str]:
+def reachable_workers(view: RunView, clock: Clock) -> set[str]:
     """Workers that a request may reach: all but those that have left or died on this host.
 
     Workers of other hosts count even if they seem dead, because their clocks may be wrong.
-    ``seen`` as for :func:`living_workers`.
     """
-    seen = view.presences() if seen is None else seen
-    here = (host_name(), boot_id())
+    seen, here = view.presences(), (host_name(), boot_id())
     return living_workers(view, clock, seen) | {
         name
         for name, one in seen.items()

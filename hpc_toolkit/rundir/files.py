@@ -86,17 +86,24 @@ def read_name(path: Path, *, tries: int = 50) -> str:
     return os.readlink(path)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power loss."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+@contextlib.contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close a descriptor when the block ends."""
     try:
-        os.fsync(fd)
-    except OSError as error:
-        # Some network filesystems cannot sync a directory; their metadata is synchronous.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
+        yield fd
     finally:
         os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power loss."""
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            # Some network filesystems cannot sync a directory; their metadata is synchronous.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+                raise
 
 
 def show_names(path: Path) -> None:
@@ -148,22 +155,13 @@ def write_new(path: Path, chunks: Iterable[bytes]) -> None:
     """
     fd = shared(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path)
     try:
-        with _synced(fd):
+        with closing(fd):
             _write_chunks(fd, chunks)
+            os.fsync(fd)
         sync_directory(path.parent)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-
-
-@contextlib.contextmanager
-def _synced(fd: int) -> Iterator[None]:
-    """Sync the file after the block; close it even if the block or the sync fails."""
-    try:
-        yield
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def replace_file(path: Path, chunks: Iterable[bytes], mode: int | None = None) -> None:
@@ -195,8 +193,9 @@ def _replacing(path: Path) -> Iterator[int]:
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         fd = shared(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path)
-        with _synced(fd):
+        with closing(fd):
             yield fd
+            os.fsync(fd)
         temporary.replace(path)
         sync_directory(path.parent)
     except BaseException:
@@ -259,10 +258,8 @@ def read_fresh(path: Path) -> bytes:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return b""
-    try:
+    with closing(fd):
         return b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
-    finally:
-        os.close(fd)
 
 
 def write_at(path: Path, data: bytes, at: int) -> None:
@@ -271,20 +268,14 @@ def write_at(path: Path, data: bytes, at: int) -> None:
     The highest offset written determines the size, in whatever order writers write. Bytes before
     it that nobody wrote are zeros.
     """
-    fd = open_or_create(path, os.O_WRONLY)
-    try:
+    with closing(open_or_create(path, os.O_WRONLY)) as fd:
         os.pwrite(fd, data, at)
-    finally:
-        os.close(fd)
 
 
 def write_in_place(path: Path, data: bytes) -> None:
     """Create or `rewrite` a small file without a rename."""
-    fd = open_or_create(path, os.O_WRONLY)
-    try:
+    with closing(open_or_create(path, os.O_WRONLY)) as fd:
         rewrite(fd, data)
-    finally:
-        os.close(fd)
 
 
 def rewrite(fd: int, data: bytes, *, sync: bool = False) -> None:

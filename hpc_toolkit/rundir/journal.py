@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from hpc_toolkit.rundir.files import write_all
+from hpc_toolkit.rundir.files import closing, sync_directory, write_all
 from hpc_toolkit.rundir.trust import shared
 from hpc_toolkit.system.jsonlines import batches, decode, decode_each, raw_decode
 
@@ -144,6 +144,23 @@ class JournalWriter:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1  # a later append must not reach another file
             os.close(fd)
+
+
+class ValueFile:
+    """The value file beside a journal, which an executor writes and this process syncs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._named = False
+        """Whether the name of the file survives a power loss."""
+
+    def sync(self) -> None:
+        """Commit what the executor has appended. Raises OSError: it may be lost."""
+        with closing(os.open(self.path, os.O_WRONLY)) as fd:
+            os.fdatasync(fd)
+        if not self._named:
+            sync_directory(self.path.parent)
+            self._named = True
 
 
 class Line(NamedTuple):
@@ -277,11 +294,8 @@ def _releases(data: bytes, stop: int, base: int) -> list[tuple[dict[str, Any], i
 
 def read_spans(path: Path, spans: Iterable[tuple[int, int]]) -> list[bytes]:
     """Some byte ranges of a journal, as they are now."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with closing(os.open(path, os.O_RDONLY)) as fd:
         return [read_span(fd, start, end) for start, end in spans]
-    finally:
-        os.close(fd)
 
 
 def read_span(fd: int, start: int, end: int) -> bytes:

@@ -9,15 +9,14 @@ Only :meth:`Values.restored` unpickles, and only in a run whose code this user m
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
 
 from hpc_toolkit.errors import RunError, describe
 from hpc_toolkit.rundir import pickles
-from hpc_toolkit.rundir.files import sync_directory, write_all
+from hpc_toolkit.rundir.files import closing, write_all
 from hpc_toolkit.rundir.layout import RESULTS, RunPaths, shown_item
 from hpc_toolkit.rundir.trust import refuse_untrusted, shared
 from hpc_toolkit.rundir.values import Forms, Types, described, made, not_finite, restore, steps
@@ -88,13 +87,8 @@ def stored(path: str | Path, content: Any) -> list[Any]:
         return [*_append(fd, content)]
 
 
-@contextmanager
-def _appending(path: str | Path) -> Iterator[int]:
-    fd = shared(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), path)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _appending(path: str | Path) -> AbstractContextManager[int]:
+    return closing(shared(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), path))
 
 
 class _Output:
@@ -119,26 +113,6 @@ def _append(fd: int, content: Any) -> tuple[int, int, str]:
 
         np.lib.format.write_array(out, content, allow_pickle=False)
     return start, out.size, f"{out.sum:08x}"
-
-
-class ValueFile:
-    """A worker's value file, which its executor writes and this process syncs."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._named = False
-        """Whether the name of the file survives a power loss."""
-
-    def sync(self) -> None:
-        """Commit what the executor has appended. Raises OSError: it may be lost."""
-        fd = os.open(self.path, os.O_WRONLY)
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-        if not self._named:
-            sync_directory(self.path.parent)
-            self._named = True
 
 
 def _pickled(value: Any, place: str) -> bytes:

@@ -63,9 +63,6 @@ class Forms:
             raise RecursionError
         return _FORMS.get(type(value), Forms._other)(self, value, place, depth)
 
-    def _same(self, value: Any, _place: str, _depth: int) -> Any:
-        return value
-
     def _int(self, value: int, place: str, _depth: int) -> Any:
         if value.bit_length() <= _LONG_BITS:
             return value
@@ -205,7 +202,7 @@ def _order(member: Any) -> Any:
 
 
 _FORMS: dict[type, Callable[[Forms, Any, str, int], Any]] = {
-    **dict.fromkeys((str, bool, type(None)), Forms._same),
+    **dict.fromkeys((str, bool, type(None)), lambda _forms, value, _place, _depth: value),
     **dict.fromkeys((list, *_SEQUENCES.values()), Forms._sequence),
     int: Forms._int,
     float: Forms._float,

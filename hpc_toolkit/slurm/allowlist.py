@@ -161,6 +161,7 @@ _NCCL = "docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _TORCH = "pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 _SET, _ANY = "(?!0$).+", ".+"
 _BY_DEFAULT = "leave it out: a failed collective ends its rank by default"
+_NO_TIMEOUT = "NCCL has no such variable"
 
 # Variable: a pattern of its harmful values, what they do, what to do instead, and the source.
 _ADVICE = {
@@ -184,24 +185,11 @@ _ADVICE = {
         "leave it out, or use the word that the site recommends, such as PHB",
         _NCCL,
     ),
-    "NCCL_TIMEOUT": (
-        _ANY,
-        "NCCL has no such variable",
-        "use init_process_group(timeout=...)",
-        _NCCL,
-    ),
-    "NCCL_ASYNC_ERROR_HANDLING": (
-        _ANY,
-        "it is the old name of TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        _BY_DEFAULT,
-        _TORCH,
-    ),
-    "NCCL_BLOCKING_WAIT": (
-        _ANY,
-        "it is the old name of TORCH_NCCL_BLOCKING_WAIT",
-        _BY_DEFAULT,
-        _TORCH,
-    ),
+    "NCCL_TIMEOUT": (_ANY, _NO_TIMEOUT, "use init_process_group(timeout=...)", _NCCL),
+    **{
+        name: (_ANY, f"it is the old name of TORCH_{name}", _BY_DEFAULT, _TORCH)
+        for name in ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
+    },
     "MASTER_PORT": (
         _ANY,
         "two jobs with this port on one node fail",

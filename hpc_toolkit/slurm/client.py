@@ -187,6 +187,14 @@ def ask(argv: Sequence[str], *, timeout_s: float = ASK_S, **how: Any) -> str:
     return done.stdout
 
 
+def text(argv: Sequence[str], *, timeout_s: float = PATIENCE_S) -> str:
+    """Return what :func:`ask` does, or "" if Slurm refuses or does not answer."""
+    try:
+        return ask(argv, timeout_s=timeout_s)
+    except SlurmError:
+        return ""
+
+
 def answer(argv: Sequence[str], *, timeout_s: float, **how: Any) -> Finished:
     """Run a program that may run more than once, until Slurm is neither busy nor out of reach.
 
@@ -367,11 +375,6 @@ def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]
         return inherited
     kept = {name: environ[name] for name in _KEPT & environ.keys()}
     return {**_without(_OF_A_JOB, inherited), **kept}
-
-
-def overriding_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the variables that make sbatch override the script's directives, sorted; sbatch(1)."""
-    return sorted(name for name in clean_environment(environ) if name.startswith("SBATCH_"))
 
 
 def _pieces(ids: Iterable[str]) -> Iterator[list[str]]:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from hpc_toolkit.slurm.allowlist import refusal, setup_words
+from hpc_toolkit.system.processes import WARNING_NAME
 
 Gpu = Literal["", "nvidia", "amd"]
 
@@ -23,11 +24,13 @@ _AMD_TYPE = re.compile(r"(amd|instinct|radeon|mi\d|gfx\d|vega)", re.IGNORECASE)
 CACHES = ("TMPDIR", "SLURM_TMPDIR", "SCRATCH", "HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME")
 """Variables of directories that ranks use: those of the node's disk, scratch, and caches."""
 
-# Signals for a step reach all of its processes, and USR1 ends the helpers that unpack an image.
-# They ignore URG, so the warning is sent as URG, and this shell sends USR1 to the program alone,
+# Signals for a step reach all of its processes, and the warning ends the helpers that unpack an
+# image. They ignore URG, so the warning is sent as URG, and this shell warns the program alone,
 # which passes it on. Its own traps keep the shell until the program has ended.
+_RELAYED = "URG"
 _RELAY = (
-    'exec 3<&0; "$@" <&3 3<&- & child=$!; trap : USR1 TERM; trap \'kill -USR1 "$child"\' URG; '
+    f'exec 3<&0; "$@" <&3 3<&- & child=$!; trap : {WARNING_NAME} TERM; '
+    f"trap 'kill -{WARNING_NAME} \"$child\"' {_RELAYED}; "
     'while wait "$child"; code=$?; kill -0 "$child" 2>/dev/null; do :; done; exit "$code"'
 )
 # enroot starts with the image's variables only; --env NAME copies one.
@@ -144,8 +147,8 @@ class Container:
 
     @property
     def warning(self) -> str:
-        """The signal that makes ranks get SIGUSR1."""
-        return "USR1" if self.program is None or self.program.of_srun else "URG"
+        """The signal to a step that makes its ranks get the warning of the time limit."""
+        return WARNING_NAME if self.program is None or self.program.of_srun else _RELAYED
 
     def refused(self, path: str) -> str:
         """The characters of a path that separate paths for the program."""

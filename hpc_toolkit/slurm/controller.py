@@ -228,5 +228,4 @@ def start_time(argv: Sequence[str]) -> float:
     try:
         return datetime.fromisoformat(word).timestamp()
     except (ValueError, OverflowError):
-        message = f"sbatch --test-only names no time, but {said[:200]!r}"
-        raise client.SlurmError(message) from None
+        raise client.SlurmError(f"sbatch --test-only names no time, but {said[:200]!r}") from None

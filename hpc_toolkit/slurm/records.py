@@ -116,8 +116,6 @@ class JobRecord(Record, kw_only=True):
     """Id of the array that it is an element of; "" for other jobs."""
     raw: str = ""
     """SLURM_JOB_ID inside the job; differs from ``id`` in arrays."""
-    raws: tuple[str, ...] = ()
-    """For the id of an array: the raw ids of the elements that Slurm still lists."""
     lost: tuple[JobRecord, ...] = ()
     """Earlier runs of the job that a node's failure ended; known from the accounting only."""
     elements: tuple[tuple[str, int], ...] = ()
@@ -156,11 +154,6 @@ def job_id(text: str) -> bool:
     return re.fullmatch(r"[1-9][0-9]{0,18}([_+][0-9]{1,9})?", text) is not None
 
 
-def parse_state(text: str) -> str:
-    """Return a state as one word: sacct writes ``CANCELLED by 1000``; ``unknown`` for no text."""
-    return text.strip().partition(" ")[0].upper() or UNKNOWN
-
-
 def parse_squeue(text: bytes) -> list[JobRecord]:
     """Parse ``squeue --noheader --array --Format=...`` with SQUEUE_FIELDS; skip other lines.
 
@@ -191,7 +184,8 @@ def _record(row: dict[str, str]) -> JobRecord:
         id=number,
         raw=row["JobID"],
         array=array if underscore else "",
-        state=parse_state(row["State"]),
+        # sacct writes "CANCELLED by 1000".
+        state=row["State"].strip().partition(" ")[0].upper() or UNKNOWN,
         reason=_word(row.get("Reason", "")),
         nodes=_word(row["NodeList"]),
         restarts=int(restarts) if restarts.isdigit() else None,
@@ -240,7 +234,6 @@ def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]
             records[wanted] = replace(
                 min(mine, key=_liveliness),
                 id=wanted,
-                raws=tuple(row.raw for row in whole),
                 lost=tuple(run for row in mine for run in row.lost),
                 elements=tuple(sorted(Counter(row.state for row in whole).items())),
             )

@@ -41,7 +41,7 @@ class RunJob(Record, kw_only=True):
     """One job of a run; of a submitted one, the content of ``jobs/<job>.json``."""
 
     job: str
-    """Its id; for an array, the id of the array. For a local job, the id of its process."""
+    """Its id; for an array, the id of the array."""
     cluster: str = ""
     """The cluster that sbatch named; "" if it named none."""
     name: str = ""
@@ -50,17 +50,13 @@ class RunJob(Record, kw_only=True):
     """The submitted copy of its script, relative to the run."""
     argv: tuple[str, ...] = ()
     cwd: str = ""
-    """The job's directory; for a local job, that of its log."""
+    """The job's directory."""
     log: str = ""
     """Its log in sbatch's notation, relative to ``cwd``."""
     excluded: tuple[str, ...] = ()
     submitted: float = 0.0
     """Epoch seconds of its submission or of its first worker, for display and to sort by."""
     by: str = ""
-    workers: int = 0
-    """Workers of a local job; else 0."""
-    local: bool = False
-    """Whether it is a process of one machine that a notebook started, without Slurm."""
     worker_price: float | None = None
     """Price of one worker for an hour, with its share of the node; None: not known."""
     currency: str = ""
@@ -169,7 +165,7 @@ def known_jobs(paths: RunPaths, seen: Iterable[Presence | None] | None = None) -
 
     ``seen``: the presences of all workers, if the caller has read them.
     """
-    jobs = {(job.job, job.cluster): job for job in read_jobs(paths) if not job.local}
+    jobs = {(job.job, job.cluster): job for job in read_jobs(paths)}
     named = {job for job, _ in jobs}
     workers: dict[str, list[Presence]] = {}
     if seen is None:
@@ -207,41 +203,30 @@ class JobStates:
         ``seen`` as in :func:`known_jobs`.
 
         Never raises because of Slurm, and takes 5 s at most; a job without an answer is
-        ``unknown``. Slurm is not asked again about jobs that ended more than 300 s ago, nor about
-        elements of a submitted array. Of more than 50 other jobs only the newest are queried,
-        and submitted jobs go before jobs that only workers name.
+        ``unknown``. Slurm is not asked again about jobs that ended more than 300 s ago. Of more
+        than 50 other jobs only the newest are queried, and submitted jobs go before jobs that only
+        workers name.
         """
         now = time.monotonic()
         if now - self._asked < ASKED_AGAIN_S:
             return self._records
         self._asked = now
-        jobs = known_jobs(self._paths, seen)
-        answers, named = dict(self._ended), _arrays(jobs)
+        jobs = without_elements(known_jobs(self._paths, seen))
+        answers = dict(self._ended)
         if ask:
             open_jobs = [job for job in jobs if (job.job, job.cluster) not in self._ended]
-            answers |= self._ask(open_jobs, named, now + _PATIENCE_S)
+            open_jobs.sort(key=lambda job: job.recorded)  # each part oldest first
+            answers |= _ask(open_jobs[-_MOST_ASKED:], now + _PATIENCE_S)
         self._ended |= {key: record for key, record in answers.items() if _settled(record)}
         why = "only the newest jobs are queried" if ask else "Slurm was not queried"
-        arrays, elements = {job.job for job in jobs if job.recorded}, _elements(answers)
-        self._records = []
-        for job in jobs:
-            one = _answer(job, answers.get((job.job, job.cluster)), why)
-            forgotten = one.state == UNKNOWN and _like_an_element(job, named)
-            if not forgotten and not _is_covered(job, one, arrays, elements):
-                self._records.append(one)
+        self._records = [_answer(job, answers.get((job.job, job.cluster)), why) for job in jobs]
         return self._records
 
-    def _ask(
-        self, open_jobs: list[RunJob], named: dict[str, float], until: float
-    ) -> dict[tuple[str, str], JobRecord]:
-        """Ask Slurm: submitted jobs first, because the record of an array covers its elements."""
-        first = [job for job in open_jobs if job.recorded][-_MOST_ASKED:]
-        found = _ask(first, until)
-        elements = _elements(self._ended | found)
-        others = [job for job in open_jobs if not job.recorded and job.job not in elements]
-        others.sort(key=lambda job: not _like_an_element(job, named))
-        room = _MOST_ASKED - len(first)
-        return found | _ask(others[-room:] if room else [], until)
+
+def without_elements(jobs: list[RunJob]) -> list[RunJob]:
+    """Leave out the elements of submitted arrays, which workers name: the array stands for them."""
+    arrays = {job.job for job in jobs if job.array is not None}
+    return [job for job in jobs if job.job.partition("_")[0] not in arrays - {job.job}]
 
 
 def _answer(job: RunJob, record: JobRecord | None, why: str) -> JobRecord:
@@ -249,29 +234,6 @@ def _answer(job: RunJob, record: JobRecord | None, why: str) -> JobRecord:
         return record
     reason = why if record is None else _CONTRADICTED
     return JobRecord(id=job.job, state=UNKNOWN, reason=reason)
-
-
-def _is_covered(job: RunJob, record: JobRecord, arrays: set[str], elements: set[str]) -> bool:
-    """Whether this is an element of an array, which its workers name, and the array is known."""
-    inside = record.array in arrays and record.id != record.array
-    return inside or (job.job in elements and not job.recorded)
-
-
-def _elements(records: dict[tuple[str, str], JobRecord]) -> set[str]:
-    return {raw for record in records.values() for raw in record.raws}
-
-
-def _arrays(jobs: list[RunJob]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for job in jobs:
-        if job.array is not None and job.name:
-            found[job.name] = min(job.submitted, found.get(job.name, job.submitted))
-    return found
-
-
-def _like_an_element(job: RunJob, arrays: dict[str, float]) -> bool:
-    """Whether a job may belong to an array that Slurm no longer lists completely."""
-    return not job.recorded and job.submitted >= arrays.get(job.name, float("inf"))
 
 
 def _settled(record: JobRecord) -> bool:

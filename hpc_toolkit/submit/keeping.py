@@ -241,9 +241,9 @@ def first_jobs(submission: Submission, most: int) -> Iterator[str]:
     Raises HpcToolkitError: no job can be submitted, and why.
     """
     assert submission.run is not None
-    run, (script,) = submission.run, submission.scripts
+    run = submission.run
     keeper = Keeper(submission, run, most)
-    copy = keep_script(run.paths, submission.name, script.text).name
+    copy = keep_script(run.paths, submission.name, submission.text).name
     keeper.request(again=True, by_jobs=True, script=copy, cwd=str(Path.cwd()))
     sent = False
     for job in keeper.look():

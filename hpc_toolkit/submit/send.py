@@ -37,13 +37,14 @@ from hpc_toolkit.submit.jobs import (
     known_jobs,
     own_login,
     record_job,
+    without_elements,
 )
 from hpc_toolkit.system.terminal import note, printable
 from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
-    from hpc_toolkit.submit.submission import Script, Submission
+    from hpc_toolkit.submit.submission import Submission
 
 _EXCLUDE = "--exclude="
 MOST = 4
@@ -89,8 +90,8 @@ def check_directory(cluster: Cluster, directory: Path) -> None:
 
 def note_overrides() -> None:
     """Name the variables of the environment that override the options of a script."""
-    for name in slurm.overriding_variables():
-        if name != "SBATCH_JOB_NAME":  # the command names the job
+    for name in sorted(slurm.clean_environment()):
+        if name.startswith("SBATCH_") and name != "SBATCH_JOB_NAME":  # the command names the job
             note(f"{name} in the environment overrides the script; see sbatch(1)", "warning")
 
 
@@ -99,7 +100,7 @@ def without_failed_nodes(submission: Submission) -> Submission:
 
     A script that names its nodes stays as it is.
     """
-    run, options = submission.run, script_options(submission.scripts[0].text)
+    run, options = submission.run, script_options(submission.text)
     if run is None or "nodelist" in options or "nodefile" in options:
         return submission
     found = failed_nodes(run.view, JobStates(run.paths).read())
@@ -129,23 +130,21 @@ def send(submission: Submission) -> Iterator[RunJob]:
     _make_log_directory(submission)
     before = ""
     for _ in range(submission.copies):
-        for script in submission.scripts:
-            try:
-                job = _send_one(submission, script, before)
-            except slurm.SlurmUnsureError:
+        try:
+            job = _send_one(submission, before)
+        except slurm.SlurmUnsureError:
+            raise
+        except slurm.SlurmError as error:
+            if not submission.excluded:
                 raise
-            except slurm.SlurmError as error:
-                if not submission.excluded:
-                    raise
-                # Only Slurm knows whether the other nodes are enough.
-                names = ", ".join(submission.excluded)
-                options = [one for one in submission.options if not one.startswith(_EXCLUDE)]
-                submission = replace(submission, options=tuple(options), excluded=())
-                job = _send_one(submission, script, before)
-                note = f"note: {names} may be allocated after all; without: {error.message}\n"
-                sys.stderr.write(note)
-            before = job.job
-            yield job
+            # Only Slurm knows whether the other nodes are enough.
+            names = ", ".join(submission.excluded)
+            options = [one for one in submission.options if not one.startswith(_EXCLUDE)]
+            submission = replace(submission, options=tuple(options), excluded=())
+            job = _send_one(submission, before)
+            note(f"{names} may be allocated after all; without: {error.message}")
+        before = job.job
+        yield job
 
 
 def _make_log_directory(submission: Submission) -> None:
@@ -161,16 +160,16 @@ def _make_log_directory(submission: Submission) -> None:
         raise ConfigError(message, hint=hint) from error
 
 
-def _send_one(submission: Submission, script: Script, before: str) -> RunJob:
-    _write(submission, script)
-    argv = submission.argv(script, before)
-    accepted = sbatch(argv, script.text)
+def _send_one(submission: Submission, before: str) -> RunJob:
+    _write(submission)
+    argv = submission.argv(before)
+    accepted = sbatch(argv, submission.text)
     job = RunJob(
         job=accepted.job,
         cluster=accepted.cluster,
         name=submission.name,
-        array=script.array,
-        script=f"jobs/{submission.place(script).name}",
+        array=submission.array,
+        script=f"jobs/{submission.place.name}",
         argv=tuple(argv),
         cwd=str(submission.cwd),
         log=submission.log,
@@ -197,14 +196,14 @@ def _price(submission: Submission) -> dict[str, Any]:
     return {"worker_price": node.price_per_hour / node.workers, "currency": node.currency}
 
 
-def _write(submission: Submission, script: Script) -> None:
-    records = submission.records
+def _write(submission: Submission) -> None:
+    records, path = submission.records, submission.path
     if records is None:
-        if not script.path.exists() or script.path.read_text(encoding="utf-8") != script.text:
-            write_script(script.path, script.text)
+        if not path.exists() or path.read_text(encoding="utf-8") != submission.text:
+            write_script(path, submission.text)
         return
     try:
-        keep_script(records, submission.name, script.text)
+        keep_script(records, submission.name, submission.text)
     except OSError as error:
         message = f"cannot keep the script in {records.jobs}: {error.strerror}"
         raise RunError(message, hint="check its permissions and the free space") from error
@@ -278,9 +277,7 @@ def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> li
         raise ConfigError(message, hint=f"its jobs: {', '.join(ids[-10:]) or 'none is known'}")
     if wanted:
         return queued_jobs([job for job in jobs if job.job in wanted])
-    # Workers name the elements of an array, perhaps many; it is enough to name the array.
-    arrays = {job.job for job in jobs if job.array is not None}
-    return queued_jobs(job for job in jobs if job.job.partition("_")[0] not in arrays - {job.job})
+    return queued_jobs(without_elements(jobs))
 
 
 def queued_jobs(jobs: Iterable[RunJob]) -> list[QueuedJob]:

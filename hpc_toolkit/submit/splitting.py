@@ -121,10 +121,9 @@ def _asked(submission: Submission, shape: Shape) -> dict[Shape, float]:
 
 
 def _start(submission: Submission) -> float:
-    (script,) = submission.scripts
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "script.sbatch")
-        path.write_text(script.text, encoding="utf-8")
+        path.write_text(submission.text, encoding="utf-8")
         argv = sbatch_argv(path, submission.arguments, options=submission.options)
         return start_time(argv)
 

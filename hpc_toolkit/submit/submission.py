@@ -31,19 +31,15 @@ _MANY = 10_000
 """With more items left, fewer draws: otherwise 'hpctk submit' would take seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    name: str
     text: str
+    """The script."""
     path: Path
     """Its absolute path; it is written there if neither a run nor a training keeps a copy."""
     array: str | None = None
     """Its value of ``--array``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    name: str
-    scripts: tuple[Script, ...]
     log: str
     """The log in sbatch's notation, relative to ``cwd``."""
     cwd: Path
@@ -51,17 +47,17 @@ class Submission:
     run: Run | None = None
     """The run that the jobs work on; None for a program of its own."""
     training: Path | None = None
-    """The directory of a training, absolute, which keeps its scripts and jobs as a run does."""
+    """The directory of a training, absolute, which keeps its script and jobs as a run does."""
     arguments: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    """Options of sbatch; they override the scripts' directives."""
+    """Options of sbatch; they override the script's directives."""
     excluded: tuple[str, ...] = ()
     copies: int = 1
     chain: bool = False
     """Whether each job starts when the one before it has ended, however it ended."""
     notes: tuple[str, ...] = ()
     request: tuple[ScriptSpec, Cluster] | None = None
-    """The request of the scripts, and the cluster; None for a script that is sent as it is."""
+    """The request of the script, and the cluster; None for a script that is sent as it is."""
 
     @property
     def records(self) -> RunPaths | None:
@@ -70,18 +66,19 @@ class Submission:
             return self.run.paths
         return RunPaths(self.training) if self.training is not None else None
 
-    def place(self, script: Script) -> Path:
+    @property
+    def place(self) -> Path:
         if self.records is None:
-            return script.path
-        return script_copy(self.records, self.name, script.text).absolute()
+            return self.path
+        return script_copy(self.records, self.name, self.text).absolute()
 
-    def argv(self, script: Script, before: str = "") -> list[str]:
-        """The command that submits ``script`` as the next one after job ``before``."""
+    def argv(self, before: str = "") -> list[str]:
+        """The command that submits the next job, after job ``before``."""
         chained = [f"--dependency=afterany:{before}"] if self.chain and before else []
         # Otherwise SBATCH_JOB_NAME, or the name of the run's copy, would name the job. A job
         # whose name differs from the recorded one does not count as the run's own.
         options = [f"--job-name={self.name}", *self.options, *chained]
-        return sbatch_argv(self.place(script), self.arguments, options=options)
+        return sbatch_argv(self.place, self.arguments, options=options)
 
 
 def of_request(
@@ -96,14 +93,14 @@ def of_request(
 
     if spec.array is not None:
         check_number(len(parse_array(spec.array, "--array").indices), spec, cluster)
-    path = cwd / "slurm" / f"{file_name(spec.job_name)}.sbatch"
-    script = Script(render_script(spec, cluster, template), path, spec.array)
     works_in = Path(spec.chdir) if spec.chdir else cwd
     trains = template in TRAININGS and not spec.plain
     directory = works_in / training_directory(spec.run_dir, spec.job_name)
     return Submission(
         name=spec.job_name,
-        scripts=(script,),
+        text=render_script(spec, cluster, template),
+        path=cwd / "slurm" / f"{file_name(spec.job_name)}.sbatch",
+        array=spec.array,
         log=log_pattern(spec),
         cwd=works_in,
         run=run,
@@ -119,10 +116,9 @@ def resized(submission: Submission, nodes: int, time_s: int) -> Submission:
 
     assert submission.request is not None
     spec, cluster = submission.request
-    (script,) = submission.scripts
     spec = replace(spec, nodes=nodes, time=time_s)
     text = render_script(spec, cluster, QUEUES[0])
-    return replace(submission, scripts=(replace(script, text=text),), request=(spec, cluster))
+    return replace(submission, text=text, request=(spec, cluster))
 
 
 def _missing(spec: ScriptSpec, template: str, folder: Path) -> list[str]:
@@ -149,7 +145,9 @@ def of_script(
     works_in = cwd / found.get("chdir", "")
     return Submission(
         name=name,
-        scripts=(Script(text, path.absolute(), found.get("array")),),
+        text=text,
+        path=path.absolute(),
+        array=found.get("array"),
         log=found.get("output", plain),
         cwd=works_in,
         run=run,

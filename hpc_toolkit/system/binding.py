@@ -38,7 +38,7 @@ class Shares(Record, kw_only=True):
         if self.cpus is not None and self.cpus < 1:
             message = f"--cpus-per-worker must be at least 1, got {self.cpus}"
             raise ConfigError(message, hint="leave it out to bind no CPUs")
-        if self.gpus is not None and not _is_share(self.gpus):
+        if self.gpus is not None and not (0 <= self.gpus < 1 or self.gpus % 1 == 0 < self.gpus):
             message = f"--gpus-per-worker must be 0, a fraction below 1 or whole, got {self.gpus:g}"
             raise ConfigError(message, hint="0.5 lets two workers share a GPU")
         if self.memory_bytes is not None and self.memory_bytes < LEAST_MEMORY_BYTES:
@@ -66,10 +66,6 @@ class Shares(Record, kw_only=True):
         named = {"cpus": self.cpus, "gpus": self.gpus, "memory": size}
         given = [(name, str(one)) for name, one in named.items() if one is not None]
         return [word for name, one in given for word in (f"--{name}-per-worker", one)]
-
-
-def _is_share(gpus: float) -> bool:
-    return 0 <= gpus < 1 or (gpus >= 1 and math.isfinite(gpus) and gpus == int(gpus))
 
 
 class Place(Record, kw_only=True):
@@ -291,7 +287,9 @@ def read_machine(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
     allowed = os.sched_getaffinity(0)
     quota, memory = _group_limits(root)
     gpus = tuple(visible_gpus())
-    limits = [_built_in_bytes(root), memory, _granted_bytes(environ, len(allowed))]
+    built_in = re.search(r"^MemTotal: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    built_in_bytes = int(built_in[1]) * 1024 if built_in else 2**63
+    limits = [built_in_bytes, memory, _granted_bytes(environ, len(allowed))]
     return Machine(
         nodes=_nodes(root, allowed),
         cpu_quota=quota,
@@ -318,11 +316,6 @@ def _core(root: Path, cpu: int) -> tuple[int, int]:
     path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     siblings = parse_cpus(_read(path))
     return (min(siblings) if siblings else cpu), cpu
-
-
-def _built_in_bytes(root: Path) -> int:
-    match = re.search(r"^MemTotal: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    return int(match[1]) * 1024 if match else 2**63
 
 
 def _granted_bytes(environ: Mapping[str, str], cpus: int) -> int | None:

@@ -178,8 +178,7 @@ def retry_of(stage: Any) -> Retry | None:
         message = f"retry.up_to: {end} is not more than the {start} of the first attempt"
         raise ConfigError(message, hint="give a larger limit, or no retry")
     if on in stage.final:
-        message = f"retry and no_retry both have {on!r}"
-        raise ConfigError(message, hint="leave one of them out")
+        raise ConfigError(f"retry and no_retry both have {on!r}", hint="leave one of them out")
     return Retry(on=on, factor=factor, base=base, up_to=up_to, needs=needs)
 
 

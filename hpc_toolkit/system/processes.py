@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     import subprocess
 
 WARNING = signal.SIGUSR1
-"""Slurm's warning that the time limit is near; a script requests it (SIGNALLED) and traps it."""
+"""Slurm's warning that the time limit is near; templates/base.sbatch.j2 traps it by name."""
+WARNING_NAME = WARNING.name.removeprefix("SIG")
+"""The warning as sbatch, scancel and a shell write it."""
 WARNINGS = (WARNING, signal.SIGUSR2)
 """Signals by which Slurm or a user may warn a program."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
+"""Signals by which Slurm or a user may end or warn all processes of a step."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -20,7 +20,6 @@ from hpc_toolkit.system.processes import WARNINGS, die_with_parent, kill_group, 
 from hpc_toolkit.system.ranks import host_name
 
 INTERVAL_S = 1.0
-"""Time between two samples."""
 
 
 def load(package: str) -> Any:
@@ -117,7 +116,6 @@ class Sampler:
         return rss, count
 
     def close(self) -> None:
-        """Shut down NVML."""
         if not self.no_gpus:
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()

@@ -219,7 +219,6 @@ class Outcome:
     """How a launch ended on this node."""
 
     code: int
-    """The exit code of the launch."""
     error: HpcToolkitError | None = None
     """The error to report; None if there is nothing to report."""
     log: Path | None = None

@@ -39,7 +39,7 @@ def executed(
     """
     made, origin = {}, manifest.provenance
     for stage in manifest.stages:
-        work, known = stage.workload, _recorded(origin, stage)
+        work, known = stage.workload, origin.get("files", {}).get(stage.name, {})
         place = paths.code.absolute() / stage.name if origin.get("copied") else None
         where = {name: place / name if place else Path(one[0]) for name, one in known.items()}
         changed = [name for name, one in known.items() if _differs(where[name], one)]
@@ -64,14 +64,6 @@ def executed(
             work = replace(work, options={**work.options, **root})
         made[stage.name] = replace(stage, workload=work)
     return made
-
-
-def _recorded(origin: dict[str, Any], stage: StageSpec) -> dict[str, list[Any]]:
-    if "files" in origin:
-        return {**origin["files"].get(stage.name, {})}
-    # Earlier versions recorded only the hash of the workload's file.
-    before, file = origin.get("code", {}).get(stage.name), code_file(stage.workload)
-    return {file.name: [str(file), -1, 0, before]} if before and file else {}
 
 
 def _differs(path: Path, record: list[Any]) -> bool:

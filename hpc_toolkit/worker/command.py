@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hpc_toolkit.errors import CommandInterruptedError, PermanentError, WorkloadError
-from hpc_toolkit.system.processes import WARNINGS, describe_exit, die_with_parent, readable
+from hpc_toolkit.system.processes import STOP_SIGNALS, describe_exit, die_with_parent, readable
 from hpc_toolkit.worker.memory import kernel_kills
 
 _TAIL = 2000
@@ -26,7 +26,6 @@ _LONGEST_LINE = 64 << 20
 _LONGEST_WORD = (128 << 10) - 1
 """Bytes of the longest argument or variable that Linux passes to a program (execve(2))."""
 _FROM_FILE = "read the item from the JSON file $HPCTK_ITEM_FILE"
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
 _SIGNALS_APART_S = 2.0
 """Seconds until all processes of a step have a signal: Slurm signals one after the other."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -218,7 +217,7 @@ class CommandWorkload:
         number = -code if code < 0 else code - 128
         if number <= 0:
             return False
-        end = time.monotonic() + (_SIGNALS_APART_S if number in _STOP_SIGNALS else 0)
+        end = time.monotonic() + (_SIGNALS_APART_S if number in STOP_SIGNALS else 0)
         while not self._asked_to_stop and time.monotonic() < end:
             time.sleep(0.01)
         return self._asked_to_stop

@@ -28,10 +28,9 @@ from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
 from hpc_toolkit.rundir.files import open_or_create, write_all
 from hpc_toolkit.rundir.layout import StageSpec
 from hpc_toolkit.system.binding import limit_memory
-from hpc_toolkit.system.processes import keep_descriptors
+from hpc_toolkit.system.processes import STOP_SIGNALS, keep_descriptors
 from hpc_toolkit.system.ranks import environment_of_items
 from hpc_toolkit.worker import attempts
-from hpc_toolkit.worker.guard import STOP_SIGNALS
 from hpc_toolkit.worker.loading import Prefetch, Workload, load_workload, prefetch_of
 from hpc_toolkit.worker.memory import Shrinking, resident_bytes
 
@@ -58,7 +57,10 @@ def become_child(
         os.setpgid(0, 0)
         log = open_or_create(log_path, os.O_WRONLY | os.O_APPEND)
         keep_descriptors(os.open(os.devnull, os.O_RDONLY), log, log, *pipes, log)
-        _take_signals()  # which the guard ignores
+        # Slurm signals every process of a step, and the worker decides what follows. Handlers are
+        # used because commands would inherit SIG_IGN, which the guard has set.
+        for sig in STOP_SIGNALS:
+            signal.signal(sig, _note_signal)
         prepared()
         _guard_forks(_REQUESTS, _RESULTS)
         # Inherited objects stay to the end; garbage collection would copy their shared pages.
@@ -79,13 +81,6 @@ _forked = False
 """Whether the user's code forked this process from the executor."""
 _signalled_at = -math.inf
 """Monotonic time of the last signal with which Slurm ends a step, or warns it."""
-
-
-def _take_signals() -> None:
-    # Slurm signals every process of a step, and the worker decides what follows. Handlers are
-    # used because commands would inherit SIG_IGN.
-    for sig in STOP_SIGNALS:
-        signal.signal(sig, _note_signal)
 
 
 def _note_signal(number: int, _frame: object) -> None:

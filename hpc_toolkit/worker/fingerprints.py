@@ -128,13 +128,9 @@ class _Fingerprint:
             self._depth += 1
             self._parts(value)
             self._depth -= 1
-        else:
-            self._pickle(value)
-
-    def _pickle(self, value: Any) -> None:
-        """Add a pickle of what is too large or deep: in doubt a call runs again."""
-        with suppress(Exception):  # it cannot be pickled
-            self._hash.update(dumps(value))
+        else:  # too large or deep: in doubt a call runs again
+            with suppress(Exception):  # it cannot be pickled
+                self._hash.update(dumps(value))
 
     def _all(self, values: Iterable[Any]) -> None:
         for value in values:
@@ -171,9 +167,6 @@ class _Fingerprint:
         self._hash = own
         self._note(*sorted(members))
 
-    def _dict(self, value: dict[Any, Any]) -> None:
-        self._all(chain.from_iterable(value.items()))
-
     def _function(self, value: FunctionType) -> None:
         self._note(value.__module__, value.__qualname__)
         # Many functions may be called <lambda>: only their code distinguishes them.
@@ -182,9 +175,6 @@ class _Fingerprint:
             self.add_code_of(value)
         held = value.__closure__ or ()
         self._all((value.__defaults__, *held) if "<locals>" in value.__qualname__ else held)
-
-    def _method(self, value: MethodType) -> None:
-        self._all((value.__self__, value.__func__))
 
     def _builtin(self, value: BuiltinFunctionType) -> None:
         own = value.__self__
@@ -254,12 +244,12 @@ class _Fingerprint:
 _PARTS: dict[type, Callable[[_Fingerprint, Any], None]] = {
     **dict.fromkeys((set, frozenset), _Fingerprint._set),
     **dict.fromkeys((list, tuple), _Fingerprint._all),
-    dict: _Fingerprint._dict,
+    dict: lambda self, value: self._all(chain.from_iterable(value.items())),
     ModuleType: lambda self, value: self._note(value.__name__),
     FunctionType: _Fingerprint._function,
     CellType: _Fingerprint._cell,
     CodeType: lambda self, value: self._code(value, None),
-    MethodType: _Fingerprint._method,
+    MethodType: lambda self, value: self._all((value.__self__, value.__func__)),
     BuiltinFunctionType: _Fingerprint._builtin,
     TypeVar: lambda self, value: self._note(value.__name__),
     type(os.environ): lambda _self, _value: None,  # it differs from process to process

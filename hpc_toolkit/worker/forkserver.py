@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +25,12 @@ from hpc_toolkit.system import processes
 from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.worker.executor import become_child, prepare
-from hpc_toolkit.worker.guard import STOP_SIGNALS, become_guard
+from hpc_toolkit.worker.guard import become_guard
 from hpc_toolkit.worker.loading import add_paths
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
 SHARED = 64
 """Bytes that an executor and its worker share; the order for a fork server follows them."""
@@ -51,7 +51,7 @@ def become_fork_server(
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in STOP_SIGNALS:  # Slurm signals every process of a step
+        for number in processes.STOP_SIGNALS:  # Slurm signals every process of a step
             signal.signal(number, lambda *_: None)
         processes.die_with_parent()
         # What an import starts, and leaves behind, can be found.
@@ -185,9 +185,9 @@ class _Process:
         os.close(log)
         self._reap()
         before, known, pid = _opened(), processes.children_of(os.getpid()), os.getpid()
-        watch = _Watch(order["own"] if self._shared else ())
+        read = set[str]()
         try:
-            with watch:
+            with _noting(order["own"] if self._shared else ()) as read:
                 add_paths(tuple(order["path"]))
                 for name in order["imports"]:
                     _import_once(name)
@@ -199,8 +199,8 @@ class _Process:
                 os._exit(0)
             with suppress(BaseException):
                 sys.stdout.flush()
-        if watch.read:
-            reason = f"its import reads {', '.join(sorted(watch.read))}"
+        if read:
+            reason = f"its import reads {', '.join(sorted(read))}"
         self._reap()
         if processes.children_of(pid) - known:
             reason = "its import starts processes"
@@ -242,37 +242,30 @@ def _become_own(order: dict[str, Any]) -> None:
         generator.seed()
 
 
-class _Watch:
-    """Notes which variables that workers do not share an import wants to read."""
-
-    def __init__(self, own: Iterable[str]) -> None:
-        self._own = {os.fsencode(name) for name in own}
-        self.read: set[str] = set()
-
-    def __enter__(self) -> None:
-        environ: Any = os.environ
-        self._variables = environ._data
-        environ._data = _Noting(self._variables)
-        environ._data.watch = self
-
-    def __exit__(self, *_: object) -> None:
-        environ: Any = os.environ
-        now, environ._data = {**environ._data}, self._variables
-        self._variables.clear()
-        self._variables.update(now)
-
-    def miss(self, name: bytes) -> None:
-        self.read |= {os.fsdecode(name)} if name in self._own else set()
-
-
 class _Noting(dict[bytes, bytes]):
-    """Variables of the environment; notes the names that were looked for in vain."""
+    """Variables of the environment; notes which of some names were looked for in vain."""
 
-    watch: _Watch
+    def __init__(self, variables: Mapping[bytes, bytes], names: Iterable[str]) -> None:
+        super().__init__(variables)
+        self._names, self.read = {*map(os.fsencode, names)}, set[str]()
 
     def __missing__(self, name: bytes) -> bytes:
-        self.watch.miss(name)
+        self.read |= {os.fsdecode(name)} if name in self._names else set()
         raise KeyError(name)
+
+
+@contextmanager
+def _noting(own: Iterable[str]) -> Iterator[set[str]]:
+    """Note which variables that workers do not share an import wants to read."""
+    environ: Any = os.environ
+    variables = environ._data
+    environ._data = _Noting(variables, own)
+    try:
+        yield environ._data.read
+    finally:
+        now, environ._data = {**environ._data}, variables
+        variables.clear()
+        variables.update(now)
 
 
 def _why_unsafe(before: dict[str, str]) -> str | None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from mmap import mmap
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *processes.WARNINGS)
-
 _PID, _STATUS = 4, 8
 """Offsets in the shared memory; its first byte belongs to the executor."""
 _LIFE = 3
@@ -93,7 +91,7 @@ def become_guard(child: Callable[[], object], ends: tuple[int, int], shared: mma
     try:
         os.setpgid(0, 0)
         # Slurm signals every process of a step.
-        for sig in STOP_SIGNALS:
+        for sig in processes.STOP_SIGNALS:
             signal.signal(sig, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -18,14 +18,7 @@ from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.queue.state import MAX_DEATHS
 from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, read_manifest
-from hpc_toolkit.system.binding import (
-    Machine,
-    Place,
-    Shares,
-    bind,
-    place_workers,
-    read_machine,
-)
+from hpc_toolkit.system.binding import Machine, Place, Shares, bind, place_workers, read_machine
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import CUDA, ranks_here, visible_gpus
 from hpc_toolkit.system.installation import open_streams

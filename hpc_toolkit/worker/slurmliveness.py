@@ -24,7 +24,7 @@ from hpc_toolkit.queue.probes import host_part
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.clock import Clock
-from hpc_toolkit.system.processes import die_with_parent, kill_group
+from hpc_toolkit.system.processes import children_of, die_with_parent, kill_group
 from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
@@ -157,9 +157,8 @@ def _leave(*_: object) -> None:
 
     An exception alone could leave the client before it knows the program that it has just started.
     """
-    started = Path(f"/proc/self/task/{os.getpid()}/children")
-    for pid in started.read_text().split() if started.exists() else []:
-        kill_group(int(pid))
+    for pid in children_of(os.getpid()):
+        kill_group(pid)
     sys.exit(0)
 
 

@@ -13,12 +13,9 @@ from hpc_toolkit.system.record import Record, fresh
 from hpc_toolkit.worker import attempts as wire
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpc_toolkit.queue.assignment import Assignment
     from hpc_toolkit.queue.state import Death
-    from hpc_toolkit.rundir.journal import JournalWriter
-    from hpc_toolkit.rundir.valuefiles import ValueFile
+    from hpc_toolkit.rundir.journal import JournalWriter, ValueFile
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.hosthealth import FailureCount
     from hpc_toolkit.worker.membership import Drain
@@ -107,12 +104,10 @@ class UnitLines:
             }
         )
 
-    def killer(self, item: int, deaths: int, last: Death | None = None) -> None:
+    def killer(self, item: int, deaths: int, last: Death) -> None:
         """Fail an item permanently because it killed its worker or executor too often."""
         self.tally.permanent += 1
-        error = f"killed its worker {deaths} times"
-        if last is not None:
-            error += f", last: {last.evidence} on {last.host}"
+        error = f"killed its worker {deaths} times, last: {last.evidence} on {last.host}"
         self._failure("permanent", item, error, 0.0)
 
     def timed_out(self, item: int, limit_s: float, *, permanent: bool) -> None:
@@ -151,22 +146,6 @@ class UnitLines:
             "at": round(self.clock.wall(), 3),
         }
         self._journal.append(release_line(self._start, b"".join(self._written), **facts))
-
-
-class GrownValues:
-    """The value file of a worker, which few runs have."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: ValueFile | None = None
-
-    def sync(self) -> None:
-        """Commit what the executor has appended. Raises OSError: it may be lost."""
-        if self._file is None:
-            from hpc_toolkit.rundir.valuefiles import ValueFile
-
-            self._file = ValueFile(self.path)
-        self._file.sync()
 
 
 _READ = 1 << 18
@@ -242,7 +221,7 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
             self.since = self.lines.clock.monotonic()
         return bool(data)
 
-    def write(self, journal: JournalWriter, values: GrownValues, *, overtaken: bool) -> None:
+    def write(self, journal: JournalWriter, values: ValueFile, *, overtaken: bool) -> None:
         """Journal the results received, unless another worker has the unit.
 
         Raises OSError: the results that are not in the journal are in its ``unsynced``.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.queue.items import UnitReader
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT
+from hpc_toolkit.rundir.journal import ValueFile
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker import attempts as wire
@@ -26,7 +27,7 @@ from hpc_toolkit.worker.requests import (
     request_for,
 )
 from hpc_toolkit.worker.starting import Executor
-from hpc_toolkit.worker.unitlines import GrownValues, Outcome, Stream, Tally, UnitLines
+from hpc_toolkit.worker.unitlines import Outcome, Stream, Tally, UnitLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         """Stage and group of the context that the executor holds."""
         self._executor: Executor | None = None
         self._units = UnitReader()
-        self._values = GrownValues(self.view.paths.values(self.worker))
+        self._values = ValueFile(self.view.paths.values(self.worker))
         self._synced_at = self._looked_at = self.clock.monotonic()
         self._overtaken = False
         self._tally = Tally()
@@ -91,7 +92,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         self._hinted: set[tuple[str, str]] = set()
         """(Stage, group) pairs that the executor was asked to prefetch."""
         self._killing: set[tuple[str, str]] = set()
-        """(Stage, group) pairs whose prefetch may have killed an executor."""
+        """Those whose prefetch may have killed an executor."""
         self._ill = False
         """Whether the last item that the executor finished failed: its process may be the cause."""
         self._lost_in = ("", "")
@@ -391,8 +392,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
 
     def _read(self, executor: Executor, stream: Stream) -> bool:
         """Read and journal the executor's new messages; return whether there were any."""
-        found = stream.receive(executor.results)
-        if found:
+        if found := stream.receive(executor.results):
             self._journal(stream)
         return found
 

@@ -78,13 +78,8 @@ class WorkerOptions(Record, kw_only=True):
 
     def kept(self, paths: RunPaths, clock: Clock) -> Continuity:
         """What a worker with these settings keeps from one of its names to the next."""
-        return Continuity(
-            paths,
-            clock,
-            deadline=self.deadline,
-            grace_s=self.grace_s,
-            idle_exit_s=self.idle_exit_s,
-        )
+        ends = {"deadline": self.deadline, "idle_exit_s": self.idle_exit_s}
+        return Continuity(paths, clock, grace_s=self.grace_s, **ends)
 
 
 class Worker:
@@ -223,15 +218,12 @@ class Worker:
                     for stage in self._view.stages.values():
                         stage.log.report_complete()
                 return EXIT_COMPLETE
-            elif self._picker.is_left_to_others and not self._complete_now():
-                self._drain.request(self._not_for_it(), 0.0)
+            elif self._picker.is_left_to_others:
+                self._view.poll()  # others may have done what seemed to be left
+                if not self._view.complete:
+                    self._drain.request(self._not_for_it(), 0.0)
             else:
                 self._wait()
-
-    def _complete_now(self) -> bool:
-        """Whether others have done what seemed to be left when this worker read last."""
-        self._view.poll()
-        return self._view.complete
 
     def _holds(self, spec: StageSpec, growth: int) -> bool:
         """Whether this worker has what items need whose needs grew ``growth`` times."""

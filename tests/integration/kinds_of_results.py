@@ -147,10 +147,7 @@ KINDS: dict[str, Kind] = {
     "empty dict": Kind(dict, {}, "", ""),
     "dict with nan": Kind(lambda: {"a": math.nan}, {"a": None}, "nan", "double"),
     "nested dict": Kind(
-        lambda: {"a": {"b": (1, math.inf)}},
-        {"a": {"b": [1, None]}},
-        '{"b": [1, null]}',
-        "string",
+        lambda: {"a": {"b": (1, math.inf)}}, {"a": {"b": [1, None]}}, '{"b": [1, null]}', "string"
     ),
     "dict with keys that are numbers": Kind(
         lambda: {1: "a", None: "b"}, {"1": "a", "None": "b"}, "a", "string"
@@ -213,10 +210,7 @@ KINDS: dict[str, Kind] = {
         "list<element: list<element: int16>>",
     ),
     "small array with nan": Kind(
-        lambda: np.array([1, math.nan], "f4"),
-        [1.0, None],
-        "[1.0, null]",
-        "list<element: float>",
+        lambda: np.array([1, math.nan], "f4"), [1.0, None], "[1.0, null]", "list<element: float>"
     ),
     "empty array": Kind(lambda: np.zeros((0, 3)), [], "[]", "list<element: list<element: double>>"),
     "array without dimensions": Kind(lambda: np.array(0.5), 0.5, "0.5", "double"),

@@ -157,12 +157,7 @@ CANARY = "from pathlib import Path\nPath('canary').touch()\ndef work(item):\n   
 
 @pytest.mark.parametrize(
     ("words", "target"),
-    [
-        (["work"], ""),
-        (["work"], "run.json"),
-        (["try"], ""),
-        (["add", "--items", "-"], ""),
-    ],
+    [(["work"], ""), (["work"], "run.json"), (["try"], ""), (["add", "--items", "-"], "")],
 )
 def test_run_that_everybody_can_write_is_refused_before_its_code_runs(
     hpctk: Hpctk, tmp_path: Path, words: list[str], target: str

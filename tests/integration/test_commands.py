@@ -58,7 +58,7 @@ def test_value_with_args_is_split_like_a_shell_and_never_code(hpctk: Hpctk) -> N
     words = {
         "--name 'a b'  \"c $HOME\" d\\ e": ["--name", "a b", "c $HOME", "d e"],
         "$(touch canary) `touch canary` ; touch canary & * ~": [
-            *("$(touch", "canary)", "`touch", "canary`", ";", "touch", "canary", "&", "*", "~"),
+            *("$(touch", "canary)", "`touch", "canary`", ";", "touch", "canary", "&", "*", "~")
         ],
         "": [],
         "''": [""],

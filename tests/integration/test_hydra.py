@@ -16,10 +16,7 @@ from tests.integration.realrun import Hpctk, wait_until
 
 pytest.importorskip("hydra", reason="needs hydra-core")
 
-from hydra.test_utils.launcher_common_tests import (
-    IntegrationTestSuite,
-    LauncherTestSuite,
-)
+from hydra.test_utils.launcher_common_tests import IntegrationTestSuite, LauncherTestSuite
 
 SCRIPT = """
 import json

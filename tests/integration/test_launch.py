@@ -163,8 +163,7 @@ def trained(started: Started, rank: int, step: int, start: int) -> int:
     """Wait until a rank has made a step; its process."""
     pattern = rf"^\[rank {rank}\] step {step} start {start} pid (\d+)$"
     found = wait_until(
-        lambda: re.search(pattern, started.printed(), re.MULTILINE),
-        f"step {step} of rank {rank}",
+        lambda: re.search(pattern, started.printed(), re.MULTILINE), f"step {step} of rank {rank}"
     )
     assert found is not None
     return int(found[1])

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 HUNGRY = "sample_workloads:Hungry"
 
 
-def test_item_that_runs_out_of_memory_is_run_again_smaller_without_an_attempt(
-    hpctk: Hpctk,
-) -> None:
+def test_item_that_runs_out_of_memory_is_run_again_smaller_without_an_attempt(hpctk: Hpctk) -> None:
     run = hpctk.make([{"fits": 99}, {"fits": 2}, {"fits": 99}], HUNGRY, max_attempts=1)
 
     assert hpctk("work", "run").code == 0

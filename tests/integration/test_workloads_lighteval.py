@@ -119,11 +119,7 @@ def told(place: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("index", "task", "names"),
-    [
-        (0, "bbc:topic:2", ["acc"]),
-        (2, "bbc-word:2", ["em", "f1"]),
-        (4, "bbc:shouted:2", ["acc"]),
-    ],
+    [(0, "bbc:topic:2", ["acc"]), (2, "bbc-word:2", ["em", "f1"]), (4, "bbc:shouted:2", ["acc"])],
 )
 def test_values_are_those_of_lighteval_itself(
     told: Any, index: int, task: str, names: list[str]

@@ -185,12 +185,7 @@ def wanted(place: Path) -> Any:
     ],
 )
 def test_values_are_those_of_the_harness_itself(
-    tasks: LmEvalTasks,
-    context: Any,
-    wanted: Any,
-    task: str,
-    score: str,
-    names: set[str],
+    tasks: LmEvalTasks, context: Any, wanted: Any, task: str, score: str, names: set[str]
 ) -> None:
     random.seed(os.urandom(8))  # whatever ran before
     value = value_of(tasks, context, task, num_fewshot=2)

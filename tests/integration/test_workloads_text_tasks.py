@@ -15,12 +15,7 @@ from hpc_toolkit.science.workloads import corpora
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, quiet_transformers
 from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 from hpc_toolkit.science.workloads.onepass import BatchSize
-from hpc_toolkit.science.workloads.text_tasks import (
-    SCORERS,
-    TASKS,
-    TextTasks,
-    texts,
-)
+from hpc_toolkit.science.workloads.text_tasks import SCORERS, TASKS, TextTasks, texts
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

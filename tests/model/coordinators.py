@@ -21,15 +21,7 @@ from hpc_toolkit.campaign.tables import ROUNDS, WINDOW, Search, Work
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import SEALED
 from hpc_toolkit.rundir.layout import Manifest
-from tests.model.coordinating import (
-    SCORES,
-    Answer,
-    Halt,
-    Result,
-    decisions_in,
-    made_policy,
-    play,
-)
+from tests.model.coordinating import SCORES, Answer, Halt, Result, decisions_in, made_policy, play
 from tests.model.memorydisk import ROOT, Content
 
 if TYPE_CHECKING:

@@ -187,10 +187,7 @@ MISTAKES = [
         "too many asks",
         World(coordinators=1),
         Mistake(
-            "tells are not written",
-            Coordinator,
-            "tells=tuple(self._search.fresh),",
-            "tells=(),",
+            "tells are not written", Coordinator, "tells=tuple(self._search.fresh),", "tells=(),"
         ),
     ),
     (
@@ -247,8 +244,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(
-    ("says", "world", "mistake"),
-    [slow(one[2].what, one[2].what in LONG, *one) for one in MISTAKES],
+    ("says", "world", "mistake"), [slow(one[2].what, one[2].what in LONG, *one) for one in MISTAKES]
 )
 def test_the_search_finds_a_mistake(says: str, world: World, mistake: Mistake) -> None:
     with made(mistake), pytest.raises(ViolationError, match=says):

@@ -136,9 +136,7 @@ def started(site: Site) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def test_two_that_decide_make_one_sequence(
-    site: Site,
-    started: Callable[..., subprocess.Popen[bytes]],
-    undisturbed: list[list[str]],
+    site: Site, started: Callable[..., subprocess.Popen[bytes]], undisturbed: list[list[str]]
 ) -> None:
     arms = [arm for asked in undisturbed for arm in asked]
     held = site.cwd / "held.json"

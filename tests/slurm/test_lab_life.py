@@ -306,9 +306,7 @@ def test_two_labs_side_by_side_do_not_know_each_other(
     assert lab.lab.status().state == "up"
 
 
-def test_up_of_a_running_lab_leaves_it_alone_and_refuses_other_settings(
-    kept: LabUnderTest,
-) -> None:
+def test_up_of_a_running_lab_leaves_it_alone_and_refuses_other_settings(kept: LabUnderTest) -> None:
     before = {one.pid for one in processes_of(kept)}
 
     code, out, _ = ended(up(kept))
@@ -554,9 +552,7 @@ def test_an_ordinary_user_has_labs_as_well(lab: LabUnderTest, tmp_path: Path) ->
 
 
 @as_root
-def test_roots_lab_runs_others_jobs_as_themselves_and_obeys_root_alone(
-    lab: LabUnderTest,
-) -> None:
+def test_roots_lab_runs_others_jobs_as_themselves_and_obeys_root_alone(lab: LabUnderTest) -> None:
     assert lab.env
     other = pwd.getpwnam("daemon").pw_uid
     home = Path("/tmp") / f"hpctk-user-{os.getpid()}"

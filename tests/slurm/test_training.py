@@ -147,10 +147,7 @@ def start(site: Site, name: str, template: str, **fields: Any) -> str:
 def wait_for_ranks(site: Site, name: str, job: str, ranks: int) -> list[list[str]]:
     """Until all ranks of a job wait; what each says."""
     paths = [site.cwd / "runs" / name / f"held-{rank}" for rank in range(ranks)]
-    wait_until(
-        lambda: all(path.exists() for path in paths),
-        lambda: f"{name}:\n{site.said(job)}",
-    )
+    wait_until(lambda: all(path.exists() for path in paths), lambda: f"{name}:\n{site.said(job)}")
     return [path.read_text().split("\n") for path in paths]
 
 

@@ -12,7 +12,7 @@ from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import check_variable, setup_words
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
-from hpc_toolkit.slurm.render.script import Surroundings, surroundings
+from hpc_toolkit.slurm.render.script import surroundings
 from hpc_toolkit.slurm.render.spec import OPTIONS, ScriptSpec
 from hpc_toolkit.slurm.render.values import MAX_INDEX, check_dependency, parse_array
 
@@ -75,7 +75,7 @@ def test_a_log_in_a_directory_that_only_slurm_can_name_is_refused(value: str, ta
         OPTIONS["output"].value.check(value, "--output")
 
 
-def around(site: Cluster = GENERIC, **fields: Any) -> Surroundings:
+def around(site: Cluster = GENERIC, **fields: Any) -> dict[str, Any]:
     full = complete(ScriptSpec(python="/opt/python", **fields), site)
     return surroundings(full, site, directives(full, site), "work-queue", None)
 
@@ -131,8 +131,8 @@ def test_a_value_that_could_be_misread_is_refused(fields: dict[str, Any], messag
 
 def test_conda_is_sourced_from_the_sites_base_or_from_that_of_the_path() -> None:
     site = replace(GENERIC, conda_base="/opt/conda/")
-    named = around(site, conda="torch").preparation
-    by_path = around(conda="/home/u/forge/envs/x").preparation
+    named = around(site, conda="torch")["preparation"]
+    by_path = around(conda="/home/u/forge/envs/x")["preparation"]
 
     assert [words for words, _ in named] == [
         ["source", "/opt/conda/etc/profile.d/conda.sh"],

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit import Arm, ArmTable, make_policy
 from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.errors import ConfigError
 
@@ -27,20 +27,6 @@ def table_of(*rows: tuple[float, ...], names: tuple[str, ...] = ("x", "y")) -> A
     return ArmTable(tuple(arms), names)
 
 
-def test_table_columns_are_standardised() -> None:
-    table = table_of((0.0, 10.0), (1.0, 30.0), (2.0, 20.0))
-
-    made = table.standardised
-
-    np.testing.assert_allclose(made.values.mean(axis=0), 0.0, atol=1e-12)
-    np.testing.assert_allclose(made.values.std(axis=0), 1.0)
-    np.testing.assert_allclose(
-        made.values * table.features.std(axis=0),
-        table.features - table.features.mean(axis=0),
-        atol=1e-12,
-    )
-
-
 def test_table_gap_becomes_the_median_and_an_indicator() -> None:
     made = table_of((1.0, 0.0), (2.0, NAN), (9.0, 4.0), (5.0, 1.0)).standardised
 
@@ -50,13 +36,7 @@ def test_table_gap_becomes_the_median_and_an_indicator() -> None:
         np.testing.assert_allclose(made.values[:, column], standardised, atol=1e-12)
 
 
-@given(
-    st.lists(
-        st.tuples(*[st.floats(-1e90, 1e90) | st.just(NAN)] * 2),
-        min_size=1,
-        max_size=8,
-    )
-)
+@given(st.lists(st.tuples(*[st.floats(-1e90, 1e90) | st.just(NAN)] * 2), min_size=1, max_size=8))
 def test_standardised_features_have_no_gaps(rows: list[tuple[float, float]]) -> None:
     table = table_of(*rows)
 
@@ -114,24 +94,3 @@ def test_columns_of_metrics_that_a_table_lacks_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="the arms have no metrics as features"):
         policy.ask(1)
-
-
-def wide_table(count: int) -> ArmTable:
-    """Arms in a line, and a metric that orders them otherwise."""
-    arms = tuple(Arm(str(i), "g", (float(i),)) for i in range(count))
-    rows = {arm.id: {"x": float(int(arm.id) * 17 % count)} for arm in arms}
-    return with_metrics(ArmTable(arms, ("layer",)), rows, ["x"])
-
-
-def test_policies_on_geometry_ask_the_same_whether_or_not_there_are_metrics() -> None:
-    table = wide_table(31)
-    bare = ArmTable(tuple(Arm(a.id, a.group, a.features[:1]) for a in table.arms), ("layer",))
-    for name in ("gp-ucb", "gp-ei"):
-        asked = []
-        for arms in (table, bare):
-            policy = make_policy(name, arms, 4)
-            for i in range(0, 30, 5):
-                policy.tell(Observation(str(i), {"task": math.sin(i)}))
-            asked.append([proposal.arm for proposal in policy.ask(3)])
-
-        assert asked[0] == asked[1]

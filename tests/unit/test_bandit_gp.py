@@ -22,11 +22,7 @@ RNG = np.random.default_rng(11)
 X = RNG.normal(size=(40, 3))
 Y = np.sin(X[:, 0]) + 0.3 * X[:, 1] + 0.05 * RNG.normal(size=40)
 POINTS = np.vstack([RNG.normal(size=(200, 3)), X[:5]])
-HYPER = [
-    Hyperparameters(0.4, 1e-3),
-    Hyperparameters(1.5, 1e-2),
-    Hyperparameters(6.0, 1e-4),
-]
+HYPER = [Hyperparameters(0.4, 1e-3), Hyperparameters(1.5, 1e-2), Hyperparameters(6.0, 1e-4)]
 
 
 def test_matern52_has_the_published_values() -> None:

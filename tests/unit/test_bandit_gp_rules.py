@@ -68,8 +68,7 @@ def test_gp_ei_maximises_the_improvement_over_the_best_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "columns"),
-    [("all", [0, 1, 2, 3]), ("geometry", [0, 1]), ("metrics", [2, 3])],
+    ("features", "columns"), [("all", [0, 1, 2, 3]), ("geometry", [0, 1]), ("metrics", [2, 3])]
 )
 def test_gp_ucb_maximises_the_bound_over_the_features_that_its_option_names(
     features: str, columns: list[int]
@@ -89,21 +88,6 @@ def test_gp_ucb_maximises_the_bound_over_the_features_that_its_option_names(
     chosen = told(make_policy("gp-ucb", table, 0, features=features), scores).ask(1)[0]
 
     assert int(chosen.arm) == 14 + int(np.argmax(bound))
-
-
-@pytest.mark.parametrize("name", GP_RULES)
-def test_gp_rules_climb_a_smooth_hill(name: str) -> None:
-    table = line(101)
-    policy = make_policy(name, table, 0)
-
-    for _ in range(18):
-        arm = policy.ask(1)[0].arm
-        score = math.exp(-(((int(arm) - 73) / 25) ** 2))
-        policy.tell(Observation(arm, {"task": score}))
-
-    best = policy.best()
-    assert best is not None
-    assert abs(int(best.arm) - 73) <= 3
 
 
 @pytest.mark.parametrize("name", GP_RULES)

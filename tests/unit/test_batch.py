@@ -247,10 +247,10 @@ def test_only_a_job_that_leaves_items_waits_for_slurm_until_its_end(
 
     one = SimpleNamespace(id="7", name="a", log=log.append, nodes=())
     batch: Any = SimpleNamespace(job=one, ended=False, receive_all=lambda: None)
-    request = work.WorkRequest(run=str(tmp_path), send_others=send_others)
     restarts: Any = None
+    job = work.WorkJob(batch=batch, restarts=restarts, run=str(tmp_path), send_others=send_others)
 
-    work.WorkJob(batch, restarts, request)._send_last(left=left)
+    job._send_last(left=left)
 
     assert seen == [{"ends": True, "left": left}] * calls
     assert log == ["other jobs are not submitted yet: away"] * min(2, calls)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.slurm.batch import environment
-from hpc_toolkit.slurm.batch.environment import archive_environment, stage_environment
+from hpc_toolkit.slurm.batch import staging
 from hpc_toolkit.slurm.batch.node import StagingError, check_room, stage_paths
+from hpc_toolkit.slurm.batch.staging import archive_environment, stage_environment
 
 THING = "import sys\nNAME = 'thing'\n"
 
@@ -161,15 +161,15 @@ def test_of_two_jobs_the_second_uses_the_archive_of_the_first(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one ends while the second one writes, and removes its draft."""
-    write = environment._write
+    write = staging._write
     found: list[Path] = []
 
     def slowly(root: Path, file: io.BufferedWriter) -> None:
-        monkeypatch.setattr(environment, "_write", write)
+        monkeypatch.setattr(staging, "_write", write)
         found.append(archive_environment(root, tmp_path / "archives"))
         write(root, file)
 
-    monkeypatch.setattr(environment, "_write", slowly)
+    monkeypatch.setattr(staging, "_write", slowly)
 
     second = archive_environment(prefix, tmp_path / "archives")
 
@@ -180,13 +180,13 @@ def test_of_two_jobs_the_second_uses_the_archive_of_the_first(
 def test_an_environment_that_changes_meanwhile_is_not_kept(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = environment._write
+    write = staging._write
 
     def installing(root: Path, file: io.BufferedWriter) -> None:
         write(root, file)
         (site_packages(root) / "new-1.dist-info").mkdir()
 
-    monkeypatch.setattr(environment, "_write", installing)
+    monkeypatch.setattr(staging, "_write", installing)
 
     with pytest.raises(StagingError, match="was changed while it was archived"):
         archive_environment(prefix, tmp_path / "archives")
@@ -197,8 +197,8 @@ def test_an_environment_that_changes_meanwhile_is_not_kept(
 def test_a_file_that_disappears_meanwhile_is_left_out(
     prefix: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    below = environment._below
-    monkeypatch.setattr(environment, "_below", lambda root: [*below(root), f"{root}/gone.pyc.17"])
+    below = staging._below
+    monkeypatch.setattr(staging, "_below", lambda root: [*below(root), f"{root}/gone.pyc.17"])
 
     said = staged(archive_environment(prefix, tmp_path / "archives"), place)
 
@@ -223,7 +223,7 @@ def test_what_is_not_archived(
     elif refused == "inside":
         directory = prefix / "runs"
     elif refused == "foreign":
-        monkeypatch.setattr("hpc_toolkit.slurm.batch.environment.os.geteuid", lambda: 4711)
+        monkeypatch.setattr("hpc_toolkit.slurm.batch.staging.os.geteuid", lambda: 4711)
     else:
         directory.mkdir()
         directory.chmod(0o770)
@@ -283,13 +283,13 @@ def test_a_node_without_a_copy_says_why(
     prefix: Path, archive: Path, place: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     if reason == "small":
-        monkeypatch.setattr(environment, "check_room", lambda _, here: check_room(1 << 60, here))
+        monkeypatch.setattr(staging, "check_room", lambda _, here: check_room(1 << 60, here))
     elif reason == "full":
-        monkeypatch.setattr(environment, "_extracted", no_space)
+        monkeypatch.setattr(staging, "_extracted", no_space)
     elif reason == "noexec":
-        monkeypatch.setattr("hpc_toolkit.slurm.batch.environment.os.ST_NOEXEC", 0xFFFFFFFF)
+        monkeypatch.setattr("hpc_toolkit.slurm.batch.staging.os.ST_NOEXEC", 0xFFFFFFFF)
     elif reason == "interpreter":
-        monkeypatch.setattr(environment, "_TRIAL", "raise SystemExit('broken')")
+        monkeypatch.setattr(staging, "_TRIAL", "raise SystemExit('broken')")
     else:
         archive.unlink()
     message = {

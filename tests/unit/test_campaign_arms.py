@@ -274,32 +274,6 @@ def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
         assert found.exhaustive.keys == {"lr": 0.01, "depth": 6, "model": "b"}
 
 
-@pytest.mark.slow
-def test_extensions_that_are_killed_at_any_moment_choose_the_same_arms(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three searches: the second adds arms and a task, the third a task and budget."""
-    grids = [GRID, *[GRID.replace("8]", "8, 10, 12]")] * 2]
-    chosen: list[set[str]] = [set(), set(), set()]
-    moments = 0
-    for dies_every in (None, 1, 2, 3):
-        known = ""
-        for place, (names, budget) in enumerate(((["a"], 8), (["a", "b"], 14), (["b", "c"], 24))):
-            tasks = f"workload = '{NOOP}'\nnames = {names}\n{known}"
-            own = campaign(tmp_path, grids[place], f"budget = {budget}\npending = 1", tasks=tasks)
-            played = Played(fast_dir / f"{dies_every}-{place}", own, monkeypatch, value_of)
-            settings = campaign_of(Run.open(played.root))
-            while dies_every is not None and played.killed(dies_every):
-                moments += 1
-            decisions = played.coordinate(settings)
-            pulls = [(pull.arm, pull.tasks) for one in decisions for pull in one.pulls]
-            chosen[place].add(json.dumps(pulls))
-            known = f"from = '{played.root}'"
-
-    assert moments >= 30
-    assert [len(found) for found in chosen] == [1, 1, 1]
-
-
 def test_gather_writes_the_evaluations_that_a_search_inherited_with_their_source(
     tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -618,7 +618,7 @@ def test_a_slash_in_a_name_makes_no_directory(tmp_path: Path) -> None:
     found = of_request(spec, site, "train-cpu", run=None, cwd=tmp_path)
 
     name = "a_b_c-539138d5"
-    assert found.scripts[0].path == tmp_path / "slurm" / f"{name}.sbatch"
+    assert found.path == tmp_path / "slurm" / f"{name}.sbatch"
     assert (found.log, found.training) == (f"slurm/logs/{name}-%j.out", tmp_path / "runs" / name)
     names = ("a_b_c", "a b/c", "a_b/c", "a b_c", "a:b=c")
     assert len({file_name(one) for one in names}) == len(names)

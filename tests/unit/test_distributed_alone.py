@@ -25,10 +25,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_collectives_give_copies_of_what_they_are_given() -> None:
     own = torch.tensor([1.0, 2.0], requires_grad=True)
 
-    for found in (
-        distributed.all_reduce(own),
-        distributed.all_reduce(own, "average"),
-    ):
+    for found in (distributed.all_reduce(own), distributed.all_reduce(own, "average")):
         assert found.tolist() == [1.0, 2.0]
         assert not found.requires_grad
         assert found.data_ptr() != own.data_ptr()
@@ -61,8 +58,7 @@ def test_there_is_no_group_and_the_model_stays_bare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "told"),
-    [("glo", "no backend 'glo'"), ("nccl", "torch sees none")],
+    ("named", "told"), [("glo", "no backend 'glo'"), ("nccl", "torch sees none")]
 )
 def test_a_backend_that_cannot_be_used_is_refused(
     named: str, told: str, monkeypatch: pytest.MonkeyPatch

@@ -151,16 +151,8 @@ def test_gpus_that_answer_and_compute_are_fine(here: dict[str, Any]) -> None:
     told = node.look_at_gpus()
 
     assert words_of(told) == [
-        (
-            "gpus",
-            "fine",
-            f"2 x {ALL_OF_IT}; driver 550.54, for CUDA up to 12.4",
-        ),
-        (
-            "torch",
-            "fine",
-            "torch 2.5.1 for CUDA 12.4 computes on 1 GPU",
-        ),
+        ("gpus", "fine", f"2 x {ALL_OF_IT}; driver 550.54, for CUDA up to 12.4"),
+        ("torch", "fine", "torch 2.5.1 for CUDA 12.4 computes on 1 GPU"),
     ]
     assert here["asked"] == ["driver", "torch"]
 

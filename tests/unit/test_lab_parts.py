@@ -9,17 +9,8 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab.lab import Lab
-from hpc_toolkit.lab.settings import (
-    MAX_SOCKET_BYTES,
-    LabPaths,
-    LabSettings,
-    lab_token,
-)
-from hpc_toolkit.lab.state import (
-    Member,
-    make_directory,
-    members,
-)
+from hpc_toolkit.lab.settings import MAX_SOCKET_BYTES, LabPaths, LabSettings, lab_token
+from hpc_toolkit.lab.state import Member, make_directory, members
 
 
 @pytest.mark.parametrize(
@@ -154,8 +145,7 @@ class TestDirectory:
             make_directory(LabPaths(tmp_path / "open/lab"))
 
     @pytest.mark.parametrize(
-        "text",
-        ['{"name": "the experiments lab"}', "null", '{"format": 1, "set', "\xff"],
+        "text", ['{"name": "the experiments lab"}', "null", '{"format": 1, "set', "\xff"]
     )
     def test_a_foreign_lab_json_makes_no_lab(self, paths: LabPaths, text: str) -> None:
         paths.root.mkdir()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from hpc_toolkit.cli.launch import PANELS
+from hpc_toolkit.cli.training import PANELS
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import by_name
 from hpc_toolkit.training.launch import launcher
@@ -27,15 +27,9 @@ from hpc_toolkit.training.launch.plan import (
     make_plan,
     task_plan,
 )
-from hpc_toolkit.training.launch.ranks import (
-    Ranks,
-    _File,
-    _Terminal,
-)
+from hpc_toolkit.training.launch.ranks import Ranks, _File, _Terminal
 from hpc_toolkit.training.launch.rendezvous import Place
-from hpc_toolkit.training.progress import (
-    Outcome,
-)
+from hpc_toolkit.training.progress import Outcome
 from tests.integration.realrun import wait_until
 from tests.unit.jobcommands import call
 

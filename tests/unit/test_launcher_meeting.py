@@ -13,10 +13,7 @@ import pytest
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.training.launch.meeting import Address, find, publish
 from hpc_toolkit.training.launch.plan import Plan
-from hpc_toolkit.training.launch.rendezvous import (
-    Place,
-    Rounds,
-)
+from hpc_toolkit.training.launch.rendezvous import Place, Rounds
 from tests.manualclock import ManualClock
 
 

@@ -57,12 +57,7 @@ def ask(nodes: int, *, hours: float = 4, site: Cluster = SITE, **more: Any) -> A
 
 
 def measured(
-    root: Path,
-    *,
-    items: int = 136,
-    done: int = 100,
-    sealed: bool = True,
-    seconds: float = 3600.0,
+    root: Path, *, items: int = 136, done: int = 100, sealed: bool = True, seconds: float = 3600.0
 ) -> Run:
     """A run whose first items took this long each, by a worker that has left."""
     toy = ToyRun(root / "run", items, unit=1, sealed=sealed)
@@ -94,10 +89,7 @@ _LONG = "its items need 5 h 00 min of time"
     ("needs", "said"),
     [
         ({"gpus": 4}, ["its items need 4 GPUs; no worker of this job has more than 1"]),
-        (
-            {"time": "5h"},
-            [f"{_LONG}; no worker of this job has more than 4 h 00 min of time"],
-        ),
+        ({"time": "5h"}, [f"{_LONG}; no worker of this job has more than 4 h 00 min of time"]),
         ({"gpus": 1, "time": "2h", "licence": 1, "cpus": 1}, []),
         ({"cpus": 64}, ["its items need 64 CPUs; no worker of this job has more than 1"]),
     ],
@@ -176,12 +168,7 @@ def test_a_shape_waits_without_a_job_for_what_others_must_do_first(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("alone", "site", "jobs"),
-    [
-        (True, SITE, 1),
-        (False, SITE, 0),
-        (True, WITHOUT_GPUS, 0),
-    ],
+    ("alone", "site", "jobs"), [(True, SITE, 1), (False, SITE, 0), (True, WITHOUT_GPUS, 0)]
 )
 def test_one_job_adds_the_items_that_follow_unless_another_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, site: Cluster, jobs: int

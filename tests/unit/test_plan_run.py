@@ -33,8 +33,6 @@ SITE = parse_cluster(
     price_per_gpu_hour = 0.5
     price_per_node_hour = 1
     currency = "USD"
-    watts_per_gpu = 300
-    watts_per_node = 800
     """,
     file="site.toml",
     name="site",
@@ -76,7 +74,7 @@ def test_a_run_is_read_as_items_left_seen_and_held(tmp_path: Path) -> None:
     assert [(one.worker, one.load) for one in stage.seen] == [("w1", 1)] * 3
     assert [one.place for one in stage.seen] == [0, 1, 2]
     assert [batch.place for batch in stage.batches] == [3, 4, 6]
-    assert stage.loads_s == (7.0,)
+    assert stage.loads_s == [7.0]
     assert work.workers == {"w1": "items/"}
     assert [(b.first, b.count, b.holder) for b in stage.batches] == [
         (0, 1, "w1"),
@@ -117,8 +115,8 @@ def test_what_a_node_does_not_have_is_refused(worker: Worker, gpus: int | None, 
         node_of(SITE, worker, gpus=gpus)
 
 
-def test_cost_and_energy_are_those_of_the_node_with_its_gpus() -> None:
-    assert (NODE.price_per_hour, NODE.watts) == (3.0, 2000.0)
+def test_the_cost_is_that_of_the_node_with_its_gpus() -> None:
+    assert NODE.price_per_hour == 3.0
 
     found = choose(forecaster(), NODE, 10)
 
@@ -128,8 +126,6 @@ def test_cost_and_energy_are_those_of_the_node_with_its_gpus() -> None:
     assert found.gpu_hours.median == pytest.approx(4 * found.node_hours.median)
     assert found.cost is not None
     assert found.cost.median == pytest.approx(3 * found.node_hours.median)
-    assert found.energy_kwh is not None
-    assert found.energy_kwh.median == pytest.approx(2 * found.node_hours.median)
 
 
 def call(*arguments: str) -> Result:

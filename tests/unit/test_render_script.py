@@ -13,6 +13,7 @@ from hpc_toolkit.slurm.render import script as render_module
 from hpc_toolkit.slurm.render.file import origin
 from hpc_toolkit.slurm.render.script import render_script, template_names
 from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
+from hpc_toolkit.system.processes import WARNING_NAME
 
 PYTHON = "/opt/python"
 GENERIC = load_cluster("generic")
@@ -90,3 +91,11 @@ def test_template_is_short_and_does_no_arithmetic(name: str) -> None:
         for _, kind, value in render_module._environment().lex(source)
         if kind == "operator" and value in {"+", "-", "*", "/", "//", "**"}
     ]
+
+
+def test_a_script_traps_the_warning_that_it_requests() -> None:
+    script = render_script(spec(setup=("true",)), GENERIC)
+
+    assert f"#SBATCH --signal=B:{WARNING_NAME}@" in script
+    assert f"trap 'export HPCTK_WARNED=1' {WARNING_NAME}\n" in script
+    assert f"trap '' {WARNING_NAME} " in script

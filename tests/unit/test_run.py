@@ -17,14 +17,7 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.system.ranks import boot_id, host_name
-from tests.toyrun import (
-    FAULTS,
-    ToyRun,
-    empty_campaign,
-    every_fault,
-    plain_items,
-    spec_of,
-)
+from tests.toyrun import FAULTS, ToyRun, empty_campaign, every_fault, plain_items, spec_of
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 

@@ -147,6 +147,17 @@ def test_the_json_of_a_job_has_what_the_contract_says(toy: ToyRun, programs: Pro
     }
 
 
+def test_a_submitted_array_stands_for_its_elements(toy: ToyRun, programs: Programs) -> None:
+    record_job(toy.paths, replace(JOB, array="0-3"))
+    for worker, job in [("a", "7_1"), ("b", "7_3"), ("c", "8_1")]:
+        toy.worker(worker, job=job, started=150.0)
+    programs.answer("squeue", pending_line("7", State="RUNNING"))
+
+    lines = call("status", str(toy.root)).stdout.splitlines()
+
+    assert [line.split()[1] for line in lines if line.startswith("  job ")] == ["7", "8_1"]
+
+
 @pytest.mark.parametrize(
     "cells", [{"Name": "other"}, {"UserName": "eve"}, {"Cluster": "beta"}], ids=str
 )

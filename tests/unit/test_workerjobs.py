@@ -147,7 +147,5 @@ def test_an_executor_sends_each_request_once(
 def test_workers_are_ranks_of_one_job(
     n: int, resources: Any, shape: tuple[int, int], run: Run
 ) -> None:
-    (script,) = request(run, n, SITE, resources).scripts
-
-    found = options(script.text)
+    found = options(request(run, n, SITE, resources).text)
     assert (int(found["nodes"]), int(found["ntasks-per-node"])) == shape

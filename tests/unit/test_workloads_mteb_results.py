@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.science.workloads.mteb_tasks import (
-    main_error,
-    model_of,
-    write_results,
-)
+from hpc_toolkit.science.workloads.mteb_tasks import main_error, model_of, write_results
 
 VALUE = {"score": 0.5, "stderr": 0.1, "n": 40, "metric": "ap", "kind": "pair-classification"}
 

@@ -11,12 +11,7 @@ from hpc_toolkit.cli import runs as item_commands
 from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import check_items
-from hpc_toolkit.science.workloads.pythia import (
-    REVISIONS,
-    parse_layers,
-    parse_steps,
-    pythia_items,
-)
+from hpc_toolkit.science.workloads.pythia import REVISIONS, parse_layers, parse_steps, pythia_items
 
 GRID = ("--sizes", "14m,70m,410m", "--steps", "0,1000:143000:1000")
 

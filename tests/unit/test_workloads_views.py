@@ -41,8 +41,3 @@ def test_a_view_has_no_fewer_letters_than_its_text(text: str, view: int) -> None
     assert len(changed) >= len(text)
     assert len(re.sub(r"\s", "", changed)) == len(re.sub(r"\s", "", text))
     assert (changed != text) == bool(re.search(r"\S\S", text))
-
-
-def test_a_text_without_a_word_of_two_letters_stays_as_it_is() -> None:
-    for text in ("", "a", "I - a", " \n "):
-        assert augment(text, 3) == text

@@ -286,13 +286,7 @@ def dime(
     return apart / permutations - together
 
 
-def infonce(
-    a: Tensor,
-    b: Tensor,
-    *,
-    temperature: float = 0.1,
-    center: bool = False,
-) -> Tensor:
+def infonce(a: Tensor, b: Tensor, *, temperature: float = 0.1, center: bool = False) -> Tensor:
     """Contrastive loss of finding an input's other view among those of all inputs, in nats.
 
     Low is good. The mean of ``log(e^{s+} + sum e^{s-}) - s+``, where ``s`` is the cosine of two

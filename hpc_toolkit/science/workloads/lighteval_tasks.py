@@ -203,9 +203,7 @@ def _names(**options: Any) -> frozenset[str]:
     return frozenset([*names, *(name for name, count in common.items() if count > 1)])
 
 
-def _metrics(
-    results: list[Mapping[str, Any]],
-) -> Iterator[tuple[str, tuple[float, float | None]]]:
+def _metrics(results: list[Mapping[str, Any]]) -> Iterator[tuple[str, tuple[float, float | None]]]:
     """Yield the mean of each metric over tasks, with its standard error."""
     for name in results[0]:
         values: list[Any] = [one.get(name) for one in results]

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer, ask
+from hpc_toolkit.slurm import client
+from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer
 from hpc_toolkit.slurm.controller import host_names
 from hpc_toolkit.slurm.records import script_options
-from hpc_toolkit.system.processes import WARNING
+from hpc_toolkit.system.processes import WARNING_NAME
 from hpc_toolkit.system.ranks import host_name, without_rank
 
 SRUN_READS = {
@@ -70,10 +71,7 @@ class Job:
         show(f"{now} {self.name}[{self.id}.{self.restarts}] {text}\n")
 
     def facts(self) -> str:
-        try:
-            version = ask(["srun", "--version"], timeout_s=PATIENCE_S).strip()
-        except SlurmError:
-            version = "unknown"
+        version = client.text(["srun", "--version"]).strip() or "unknown"
         end = self.deadline or "unknown"
         return f"nodes={','.join(self.nodes)} deadline={end} slurm={version}"
 
@@ -197,7 +195,7 @@ def _was_warned(
     """Whether Slurm's warning came while the script was in its setup or Python was starting."""
     if environ.pop(_WARNED, None) is not None:
         return True
-    lead = re.search(rf"{WARNING.name[3:]}@([0-9]+)", options.get("signal", ""))
+    lead = re.search(rf"{WARNING_NAME}@([0-9]+)", options.get("signal", ""))
     if ends is None or lead is None or not start.isdecimal():
         return False
     # In a job whose limit is shorter than the lead, no time of this start is before the warning.

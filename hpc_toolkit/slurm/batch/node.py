@@ -71,22 +71,17 @@ def usable_gpus(environ: Mapping[str, str]) -> int:
     (``MIG-...``), because the library counts complete GPUs. 0 if there is no sign of a GPU.
     """
     listed = next((environ[name] for name in _GRANTED if name in environ), None)
-    granted = _granted(listed) if listed is not None else None
+    granted = None
+    if listed is not None:
+        # Up to the first invalid word, as CUDA reads it; Slurm and sites write NoDevFiles or -1.
+        words = (word.strip() for word in listed.rstrip(",").split(","))
+        granted = list(takewhile(lambda word: word not in _NO_DEVICE, words))
     if granted is not None and any(word.startswith("MIG-") for word in granted):
         return len(granted)
     counts = [] if granted is None else [len(granted)]
     if (told := ask_driver()) is not None:
         counts.append(sum("error" not in gpu for gpu in told.get("gpus", ())))
     return min(counts, default=0)
-
-
-def _granted(listed: str) -> list[str]:
-    """Return the devices in the list up to the first invalid word, as CUDA reads it.
-
-    Slurm and sites write ``NoDevFiles`` or ``-1`` for a job without GPUs.
-    """
-    words = [word.strip() for word in listed.rstrip(",").split(",")]
-    return list(takewhile(lambda word: word not in _NO_DEVICE, words))
 
 
 def _check_run(run: Path, free_bytes: int, problems: list[str], facts: list[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -12,7 +11,7 @@ from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
-from hpc_toolkit.system.processes import CUT_SHORT, WARNING
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAME
 
 # srun gives the highest code of all tasks. A task that is ended (SIGTERM, 143) because another one
 # failed would hide the code that matters, so it exits with 1. Its own SIGTERM may come a moment
@@ -28,8 +27,10 @@ exit "$hpctk_code"
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramRequest:
+@dataclass(kw_only=True)
+class ProgramJob:
+    batch: Batch
+    restarts: Restarts
     words: tuple[str, ...]
     gpus: int = 0
     """GPUs that a task alone on its node must see."""
@@ -47,76 +48,57 @@ class ProgramRequest:
     within_s: int = 60
     """Seconds that a node has to start its checks."""
 
-
-class ProgramJob:
-    def __init__(self, batch: Batch, restarts: Restarts, request: ProgramRequest) -> None:
-        self._batch = batch
-        self._job = batch.job
-        self._restarts = restarts
-        self._request = request
-
-    def run(self) -> NoReturn:
-        check_shown(self._request.container, os.getcwd())
+    def main(self) -> NoReturn:
+        check_shown(self.container, os.getcwd())
         self._check_nodes()
         self._make_directory()
         self._stage()
-        self._job.log(self._job.facts())
-        self._batch.start(self._step())
-        self._decide(self._batch.wait())
+        self.batch.job.log(self.batch.job.facts())
+        self.batch.start(self._step())
+        self._decide(self.batch.wait())
 
     def _step(self) -> list[str]:
-        request = self._request
         # One task that fails ends the step, and so does one that ends a minute before the others:
         # in a training they would wait for it.
-        argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label", *cpus_per_task(self._job)]
-        argv += [*request.srun, *request.container.srun_options()]
-        words = request.container.inside(list(request.words))
-        task = _task(alone=request.alone, staging=request.staging)
-        return [*argv, "sh", "-c", task, "task", *protected(words)]
+        argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label"]
+        argv += [*cpus_per_task(self.batch.job), *self.srun, *self.container.srun_options()]
+        begin, end = self.staging.around()
+        on_warning = ('""' if self.alone else ":") + f" {WARNING_NAME}"
+        task = _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)
+        words = self.container.inside(list(self.words))
+        return [*argv, "sh", "-c", task, "task", *(f"={word}" for word in words)]
 
     def _check_nodes(self) -> None:
-        request = self._request
-        python = request.check_inside or sys.executable
-        check = [python, "-Pm", "hpc_toolkit", "preflight", "--gpus", str(request.gpus)]
-        if request.check_inside:
-            inside = request.container.srun_options()
-            check = [*inside, *request.container.inside(check)]
-        argv = self._batch.once_per_node("--time=10", within_s=request.within_s)
-        code = self._batch.call([*argv, *check])
+        python = self.check_inside or sys.executable
+        check = [python, "-Pm", "hpc_toolkit", "preflight", "--gpus", str(self.gpus)]
+        if self.check_inside:
+            inside = self.container.srun_options()
+            check = [*inside, *self.container.inside(check)]
+        argv = self.batch.once_per_node("--time=10", within_s=self.within_s)
+        code = self.batch.call([*argv, *check])
         if code:
-            self._restarts.checks_failed(code, "a node failed the preflight")
+            self.restarts.checks_failed(code, "a node failed the preflight")
 
     def _make_directory(self) -> None:
-        if self._request.run_dir is None:
+        if self.run_dir is None:
             return
-        os.makedirs(self._request.run_dir, exist_ok=True)
-        if self._request.alone:
-            os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self._request.run_dir)
+        os.makedirs(self.run_dir, exist_ok=True)
+        if self.alone:
+            os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self.run_dir)
 
     def _stage(self) -> None:
-        staging, beside = self._request.staging, self._request.run_dir or "runs/job"
-        code = staging.copy(self._batch, beside, within_s=self._request.within_s)
+        staging, beside = self.staging, self.run_dir or "runs/job"
+        code = staging.copy(self.batch, beside, within_s=self.within_s)
         if code and staging.paths:
-            self._restarts.checks_failed(code, "a node could not stage its copies")
+            self.restarts.checks_failed(code, "a node could not stage its copies")
 
     def _decide(self, code: int) -> NoReturn:
-        if self._batch.ended and code == 1:
+        if self.batch.ended and code == 1:
             raise JobEnd(CUT_SHORT)
         # 75 is the program's way to say that it saved what it has and should be started again.
         # Where a partition gives a preempted job time to end (GraceTime), only tasks get SIGTERM.
-        if code and (code == TRY_AGAIN or self._restarts.preempted()):
-            self._restarts.start_again()
-        if not code and not self._batch.ended:
-            self._restarts.finish()
+        if code and (code == TRY_AGAIN or self.restarts.preempted()):
+            self.restarts.start_again()
+        if not code and not self.batch.ended:
+            self.restarts.finish()
         raise JobEnd(code)
-
-
-def protected(words: Sequence[str]) -> list[str]:
-    """Words for a task's shell, in which srun reads none as its own ":"."""
-    return [f"={word}" for word in words]
-
-
-def _task(*, alone: bool, staging: Staging) -> str:
-    begin, end = staging.around()
-    on_warning = ('""' if alone else ":") + f" {WARNING.name[3:]}"
-    return _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hpc_toolkit.errors import TRY_AGAIN
+from hpc_toolkit.slurm import client
 from hpc_toolkit.slurm.batch.job import Job, JobError, show, this_job
 from hpc_toolkit.slurm.client import ASK_S, PATIENCE_S, SlurmError, answer, ask
-from hpc_toolkit.slurm.controller import slurm_config
-from hpc_toolkit.system.processes import CUT_SHORT, WARNING, readable, shell_code
+from hpc_toolkit.slurm.controller import parse_config
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING, WARNING_NAME, readable, shell_code
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Batch:
         job: Job,
         signals: Signals,
         *,
-        warning: str = WARNING.name[3:],
+        warning: str = WARNING_NAME,
         teardown: Sequence[Sequence[str]] = (),
     ) -> None:
         self.job = job
@@ -171,17 +172,12 @@ def as_command(words: Sequence[str]) -> list[str]:
 
 def lost_nodes(job: Job, *, timeout_s: float = PATIENCE_S) -> bool:
     argv = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(job.nodes)}"]
-    try:
-        return bool(ask([*argv, "--states=down,no_respond"], timeout_s=timeout_s).strip())
-    except SlurmError:
-        return False
+    return bool(client.text([*argv, "--states=down,no_respond"], timeout_s=timeout_s).strip())
 
 
 def _kill_wait_s() -> float:
-    try:
-        found = re.match("[0-9]+", slurm_config().get("KillWait", ""))
-    except SlurmError:
-        return _KILL_WAIT_S
+    config = client.text(["scontrol", "show", "config"], timeout_s=ASK_S)
+    found = re.match("[0-9]+", parse_config(config).get("KillWait", ""))
     return float(found[0]) if found else _KILL_WAIT_S
 
 
@@ -299,14 +295,9 @@ class Restarts:
 
     def _scheduled(self) -> tuple[str, int, bool]:
         """State, restarts, and whether it is preempted; state "" where Slurm does not say."""
-        argv = ["squeue", "--noheader", f"--jobs={self._job.id}"]
-        try:
-            answer = ask(
-                [*argv, "--Format=State:20,RestartCnt:10,PreemptTime:30"], timeout_s=PATIENCE_S
-            )
-        except SlurmError:
-            return "", 0, False
-        rows = [line.split() for line in answer.splitlines()]
+        columns = "--Format=State:20,RestartCnt:10,PreemptTime:30"
+        listed = client.text(["squeue", "--noheader", f"--jobs={self._job.id}", columns])
+        rows = [line.split() for line in listed.splitlines()]
         # Several rows: the raw id of an array's last element also stands for the whole array.
         if len(rows) != 1 or len(rows[0]) < 3 or not rows[0][1].isdigit():
             return "", 0, False
@@ -315,24 +306,17 @@ class Restarts:
 
     def _shrunk(self) -> bool:
         argv = ["squeue", "--noheader", f"--jobs={self._job.id}", "--format=%D"]
-        try:
-            nodes = ask(argv, timeout_s=PATIENCE_S).split()
-        except SlurmError:
-            return False
+        nodes = client.text(argv).split()
         return bool(nodes) and nodes[0] != str(len(self._job.nodes))
 
 
 def slurm_requeues() -> bool:
-    partition = os.environ.get("SLURM_JOB_PARTITION", "")
-    try:
-        config = slurm_config(timeout_s=PATIENCE_S)
-        version = re.match(r"([0-9]+)\.([0-9]+)", config.get("SLURM_VERSION", ""))
-        if version is None or (int(version[1]), int(version[2])) < _REQUEUES_PREEMPTED:
-            return False
-        argv = ["scontrol", "--oneliner", "show", "partition", partition]
-        shown = ask(argv, timeout_s=PATIENCE_S)
-    except SlurmError:
+    config = parse_config(client.text(["scontrol", "show", "config"]))
+    version = re.match(r"([0-9]+)\.([0-9]+)", config.get("SLURM_VERSION", ""))
+    if version is None or (int(version[1]), int(version[2])) < _REQUEUES_PREEMPTED:
         return False
+    partition = os.environ.get("SLURM_JOB_PARTITION", "")
+    shown = client.text(["scontrol", "--oneliner", "show", "partition", partition])
     return re.search(r" PreemptMode=[A-Z,]*REQUEUE", shown) is not None
 
 

@@ -27,7 +27,7 @@ from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.slurm.controller import job_nodes, set_nodes
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.processes import CUT_SHORT, WARNING, Supervisor, shell_code
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAME, Supervisor, shell_code
 from hpc_toolkit.system.ranks import RankInfo, host_name
 
 _WATCH_S = 60.0
@@ -37,7 +37,7 @@ _HURRY_S = 1.0
 _ASK_AGAIN_S = 2.0
 _LINGER_S = 600.0
 _STARTING_S = 900.0
-_AS_CHILD = f"""trap : TERM {WARNING.name[3:]}
+_AS_CHILD = f"""trap : TERM {WARNING_NAME}
 "$@"; hpctk_code=$?
 """
 _CODE = 'exit "$hpctk_code"\n'
@@ -45,8 +45,10 @@ _REFUSALS = 10
 """Consecutive refusals to shrink the job after which :func:`shrink_job` raises."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkRequest:
+@dataclass(kw_only=True)
+class WorkJob:
+    batch: Batch
+    restarts: Restarts
     run: str
     gpus: int = 0
     """GPUs that a task alone on its node must see."""
@@ -69,89 +71,81 @@ class WorkRequest:
     it leaves items that it could process.
     """
 
-
-class WorkJob:
-    def __init__(self, batch: Batch, restarts: Restarts, request: WorkRequest) -> None:
-        self._batch = batch
-        self._job = batch.job
-        self._restarts = restarts
-        self._request = request
-        self._run = _run_directory(request)
-        self._seen = _directories(request, self._run)
+    def __post_init__(self) -> None:
+        self._job = self.batch.job
+        self._run = _run_directory(self.run, self.container)
+        self._seen = _directories(self._run, self.container)
         self._coordinator: Supervisor | None = None
         self._sending = threading.Lock()
 
-    def run(self) -> NoReturn:
-        request = self._request
+    def main(self) -> NoReturn:
         fit = self._fit_nodes()
-        facts = f"run={self._run} interpreter={request.python}"
+        facts = f"run={self._run} interpreter={self.python}"
         self._job.log(f"{facts} {self._job.facts()}")
         # A rank that finds the queue empty leaves, and the others work on. So, other than in a
         # training, neither the first exit (--wait=0) nor a failed rank ends the step.
         step = ["srun", NO_MPI, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label"]
         step += [*cpus_per_task(self._job), *self._placement(fit)]
-        step += request.container.srun_options(*self._seen)
-        self._batch.start([*step, *self._rank(fit)])
-        if request.campaign:
+        step += self.container.srun_options(*self._seen)
+        self.batch.start([*step, *self._rank(fit)])
+        if self.campaign:
             words = ("campaign", "coordinate", self._run, "--summary")
             coordinator = [sys.executable, "-Pm", "hpc_toolkit", *words]
-            self._coordinator = Supervisor(coordinator, self._batch.warn_ranks, log=self._job.log)
-        elif request.shrink_every_s is not None and len(fit) > 1:
-            self._shrink(request.shrink_every_s)
+            self._coordinator = Supervisor(coordinator, self.batch.warn_ranks, log=self._job.log)
+        elif self.shrink_every_s is not None and len(fit) > 1:
+            self._shrink(self.shrink_every_s)
         threading.Thread(target=self._send_others, daemon=True).start()
-        code = self._batch.wait(self._beside)
+        code = self.batch.wait(self._beside)
         self._decide(code)
 
     def _hpctk(self, *words: str) -> list[str]:
-        argv = [self._request.python, "-Pm", "hpc_toolkit", *words]
-        return self._request.container.inside(argv, *self._seen)
+        argv = [self.python, "-Pm", "hpc_toolkit", *words]
+        return self.container.inside(argv, *self._seen)
 
     def _rank(self, fit: Sequence[str]) -> list[str]:
         """The command of each rank, with what it needs on its node."""
-        words = self._hpctk("work", self._run, *self._request.options)
-        staging = self._request.staging
+        words = self._hpctk("work", self._run, *self.options)
+        staging = self.staging
         if not staging.environment:
             return words
         # A rank that finds no copy uses the environment where it is.
-        staging.copy(self._batch, self._run, within_s=self._request.within_s, nodes=fit)
+        staging.copy(self.batch, self._run, within_s=self.within_s, nodes=fit)
         begin, end = staging.around()
         return ["sh", "-c", f"{begin}{_AS_CHILD}{end}{_CODE}", "sh", *words]
 
     def _fit_nodes(self) -> list[str]:
         """The nodes that pass the checks. Raises JobEnd or JobError if none does."""
-        request = self._request
-        checks = self._batch.once_per_node(
-            "--time=10", *request.container.srun_options(*self._seen), within_s=request.within_s
+        checks = self.batch.once_per_node(
+            "--time=10", *self.container.srun_options(*self._seen), within_s=self.within_s
         )
-        checks += self._hpctk("preflight", self._run, "--gpus", str(request.gpus))
+        checks += self._hpctk("preflight", self._run, "--gpus", str(self.gpus))
         done = subprocess.run(checks, check=False, stdout=subprocess.PIPE)
         report = done.stdout.decode(errors="replace")
         show(report)
-        self._batch.receive_all()
+        self.batch.receive_all()
         fit = [
             found[1]
             for line in report.splitlines()
             if (found := re.match(r"([^: ]+): ready: ", line))
         ]
         if not fit:
-            self._restarts.checks_failed(shell_code(done.returncode), "no node is fit for this job")
+            self.restarts.checks_failed(shell_code(done.returncode), "no node is fit for this job")
         return fit
 
     def _placement(self, fit: Sequence[str]) -> list[str]:
         """srun's options that leave out the nodes that are not fit."""
         nodes = [f"--nodes={len(fit)}"]
         out = len(self._job.nodes) - len(fit)
-        if self._request.one_rank and not out:
+        if self.one_rank and not out:
             return ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
         if not out:
             return nodes
-        if self._request.one_rank:
-            msg = "a node failed the preflight: see above"
-            raise JobError(msg, hint="the items of a job with --one-rank need all of its nodes")
         ranks = os.environ.get("SLURM_NTASKS_PER_NODE")
-        if not ranks:
-            msg = "a node failed the preflight: see above"
-            raise JobError(msg, hint="with --ntasks-per-node, a job continues without such nodes")
+        if self.one_rank or not ranks:
+            hint = "with --ntasks-per-node, a job continues without such nodes"
+            if self.one_rank:
+                hint = "the items of a job with --one-rank need all of its nodes"
+            raise JobError("a node failed the preflight: see above", hint=hint)
         self._job.log(f"left out: {out} of {len(self._job.nodes)} nodes, see above")
         return [*nodes, f"--ntasks={len(fit) * int(ranks)}", f"--nodelist={','.join(fit)}"]
 
@@ -176,24 +170,24 @@ class WorkJob:
             time.sleep(pause_s)
             pause_s = _WATCH_S
             with self._sending, suppress(HpcToolkitError, OSError):  # the end reports it too
-                pause_s = self._request.send_others(self._job.id, self._job.name, ends=False)
+                pause_s = self.send_others(self._job.id, self._job.name, ends=False)
 
     def _send_last(self, *, left: bool) -> None:
         """Let other jobs go on when this one ends, as soon as Slurm answers."""
-        while not self._batch.ended:
+        while not self.batch.ended:
             # For good: a look that this process's end interrupts would keep others waiting.
             if self._sending.acquire(timeout=_ASK_AGAIN_S):
                 break
-            self._batch.receive_all()
+            self.batch.receive_all()
         # A job that has nothing to do holds its nodes no longer than this.
         until = math.inf if left else time.monotonic() + _LINGER_S
-        while not self._batch.ended:
+        while not self.batch.ended:
             try:
-                self._request.send_others(self._job.id, self._job.name, ends=True, left=left)
+                self.send_others(self._job.id, self._job.name, ends=True, left=left)
             except SlurmError as error:
                 self._job.log(f"other jobs are not submitted yet: {error.message}")
                 time.sleep(_ASK_AGAIN_S)
-                self._batch.receive_all()
+                self.batch.receive_all()
                 if time.monotonic() < until:
                     continue
             except (HpcToolkitError, OSError) as error:
@@ -203,14 +197,14 @@ class WorkJob:
     def _beside(self) -> float | None:
         if self._coordinator is None:
             return None
-        if self._batch.ended:
+        if self.batch.ended:
             # Slurm's SIGTERM reaches the coordinator too, and nobody would need another one.
             self._coordinator.stop()
-        return self._coordinator.poll(ranks=self._batch.running)
+        return self._coordinator.poll(ranks=self.batch.running)
 
     def _decide(self, code: int) -> NoReturn:
         """Requeue if items are left, unless a restart would repeat the error ``code``."""
-        batch = self._batch
+        batch = self.batch
         left = self._what_is_left()
         batch.receive_all()
         try:
@@ -220,16 +214,16 @@ class WorkJob:
                 self._send_last(left=False)
             raise
         try:
-            self._restarts.start_again()
+            self.restarts.start_again()
         except JobEnd as end:
-            again = "no-requeue" not in self._job.options and self._restarts.preempted()
+            again = "no-requeue" not in self._job.options and self.restarts.preempted()
             if end.code == TRY_AGAIN and not again:
                 self._send_last(left=True)
             raise
 
     def _end_unless_left(self, left: Left | None, code: int) -> None:
         """End without a restart if that would do nothing, or repeat an error."""
-        batch = self._batch
+        batch = self.batch
         self._end_if_done(left, code)
         # Above 128: a rank was killed.
         if not batch.warned and code not in (0, TRY_AGAIN) and code <= 128:
@@ -237,15 +231,15 @@ class WorkJob:
         if left is None or not left.items or left.items != left.elsewhere + left.beyond:
             return
         if not left.elsewhere:
-            self._restarts.end_without_requeue("what is left needs more than its workers have")
+            self.restarts.end_without_requeue("what is left needs more than its workers have")
         if not batch.warned:
             # A start that finds nothing to do would hold the nodes until --idle-exit, repeatedly.
-            self._restarts.end_without_requeue("workers of other jobs hold all that is left for it")
+            self.restarts.end_without_requeue("workers of other jobs hold all that is left for it")
 
     def _what_is_left(self) -> Left | None:
         """None where the run cannot be read."""
         try:
-            left = read_left(Path(self._run), _HURRY_S if self._batch.warned else _WATCH_S)
+            left = read_left(Path(self._run), _HURRY_S if self.batch.warned else _WATCH_S)
         except (HpcToolkitError, OSError) as error:
             self._job.log(f"items left: unknown ({error})")
             return None
@@ -259,13 +253,13 @@ class WorkJob:
             return
         if code == 0 or (left is not None and left.complete):
             # The coordinator publishes the last table.
-            if self._batch.wait_for(self._coordinator.ended, self._beside) == 0:
+            if self.batch.wait_for(self._coordinator.ended, self._beside) == 0:
                 raise JobEnd(0)
         else:
             self._coordinator.stop()
-        verdict = self._batch.wait_for(self._coordinator.ended, self._beside)
+        verdict = self.batch.wait_for(self._coordinator.ended, self._beside)
         # 143 is the answer to stop(); any other code is why the coordinator could not go on.
-        if not self._batch.ended and verdict not in (0, CUT_SHORT):
+        if not self.batch.ended and verdict not in (0, CUT_SHORT):
             raise JobEnd(verdict)
 
 
@@ -278,25 +272,24 @@ def read_left(run: Path, watch_s: float) -> Left:
     return what_is_left(view, SystemClock(), job=job, watch_s=watch_s)
 
 
-def _run_directory(request: WorkRequest) -> str:
+def _run_directory(given: str, container: Container) -> str:
     # A name such as '-x' must not be read as an option, nor ':' as srun's word between programs.
-    given = request.run
     run = f"./{given}" if given.startswith("-") or given == ":" else given
     if not Path(run).is_dir():
         msg = f"no run directory {run} (in {Path.cwd()})"
         raise JobError(msg, hint=f"create it with 'hpctk init {run}'")
-    return os.path.realpath(run) if request.container.words else run
+    return os.path.realpath(run) if container.words else run
 
 
-def _directories(request: WorkRequest, run: str) -> list[str]:
+def _directories(run: str, container: Container) -> list[str]:
     """What a container shows its ranks: the run and the code of its items."""
-    if not request.container.words:
+    if not container.words:
         return []
     code: list[str] = []
     with suppress(HpcToolkitError):  # which the preflight reports
         stages = read_manifest(Path(run)).stages
         code = [one for stage in stages for one in stage.workload.path if os.path.isdir(one)]
-    check_shown(request.container, os.getcwd(), run, *code)
+    check_shown(container, os.getcwd(), run, *code)
     return [run, *code]
 
 
@@ -345,9 +338,12 @@ def shrink_job(
         starting = time.monotonic() - started < _STARTING_S
         found = filter(None, map(read_presence, paths.workers.glob("*.json")))
         kept = kept_nodes(nodes, found, rank, first=host_name(), starting=starting)
-        # Slurm refuses a list that contains a node that the job has lost.
-        present = _present_nodes(job) if kept != nodes else None
-        if present is None:
+        if kept == nodes:
+            continue
+        try:
+            # Slurm refuses a list that contains a node that the job has lost.
+            present = job_nodes(job)
+        except SlurmError:
             continue
         kept = [node for node in kept if node in present]
         idle = [node for node in present if node not in kept]
@@ -363,10 +359,3 @@ def shrink_job(
         refusals, nodes = 0, kept
         if idle:
             yield idle
-
-
-def _present_nodes(job: str) -> list[str] | None:
-    try:
-        return job_nodes(job)
-    except SlurmError:
-        return None

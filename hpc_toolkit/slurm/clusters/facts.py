@@ -78,10 +78,6 @@ class Limits:
     """Price of a node for one hour, in the currency; added to the price of its GPUs."""
     price_per_gpu_hour: float | None = None
     """Price of a GPU for one hour, in the currency."""
-    watts_per_node: float | None = None
-    """Power of a busy node without its GPUs, in watts."""
-    watts_per_gpu: float | None = None
-    """Power of a busy GPU, in watts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def cluster_files() -> list[ClusterFile]:
     Raises ConfigError if ``HPCTK_SITE_CLUSTERS`` is not a directory, or a layer is unreadable.
     """
     found = list(_files_in("built-in", _builtin(), "clusters/"))
-    site = site_directory()
+    site = Path(os.environ.get("HPCTK_SITE_CLUSTERS") or SITE_DIRECTORY)
     # Not Path.is_dir, which raises if a parent directory cannot be searched.
     if os.environ.get("HPCTK_SITE_CLUSTERS") and not os.path.isdir(site):
         msg = f"HPCTK_SITE_CLUSTERS: {str(site)!r} is not a directory"
@@ -59,10 +59,6 @@ def cluster_files() -> list[ClusterFile]:
         found += _files_in("user", user, f"{user}/")
     found += _files_in("project", Path("clusters"), "./clusters/")
     return [one for one in found if not _repeats_builtin(one)]
-
-
-def site_directory() -> Path:
-    return Path(os.environ.get("HPCTK_SITE_CLUSTERS") or SITE_DIRECTORY)
 
 
 def user_directory() -> Path | None:

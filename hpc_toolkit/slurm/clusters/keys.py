@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm import allowlist as allow
 from hpc_toolkit.slurm.allowlist import matches
 from hpc_toolkit.slurm.clusters.nodes import read_gres
 from hpc_toolkit.slurm.containers import program_words
+from hpc_toolkit.slurm.render import values as v
 from hpc_toolkit.slurm.render.file import read_sbatch
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, MEMORY_OPTIONS, OPTIONS, read_quantity
 from hpc_toolkit.system import tomltable as t
@@ -26,50 +26,40 @@ NCCL_NAME = r"(NCCL|TORCH_NCCL|RCCL|OFI_NCCL|GLOO|TP|UCX|FI|CXI|PSM3)_[A-Z0-9_]{
 """Variables of NCCL, RCCL, Gloo, TensorPipe, UCX and libfabric with its providers."""
 
 PARTITION_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,127}"
-DIRECTORY = r"(/|~(/|$)).*"
-VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*=.+"
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[Any, str], str]:
     return t.kept(lambda value: matches(value, pattern), wanted)
 
 
-partition_name = _matching(PARTITION_NAME, "a partition's name")
-variable = _matching(VARIABLE, "NAME=VALUE")
+def _checked(read: Callable[[Any, str], Any], check: Callable[..., object]) -> Callable[..., Any]:
+    """A converter whose values must pass ``check``."""
 
-
-def _each(check: Callable[..., object]) -> Callable[[object, str], tuple[str, ...]]:
-    """A converter for a list of texts, each of which must pass ``check``."""
-
-    def convert(value: object, where: str) -> tuple[str, ...]:
-        found = t.texts(value, where)
-        for entry in found:
-            check(entry, where)
+    def convert(value: object, where: str) -> Any:
+        found = read(value, where)
+        check(found, where)
         return found
 
     return convert
 
 
-binds = _each(allow.check_bind)
-modules = _each(allow.check_module)
-commands = _each(allow.setup_words)
-directories = _each(_matching(DIRECTORY, "an absolute path, or one below ~"))
+def _check_directories(values: tuple[str, ...], where: str) -> None:
+    for one in values:
+        _matching(r"(/|~(/|$)).*", "an absolute path, or one below ~")(one, where)
 
 
-def runtime(value: object, where: str) -> str:
-    program_words(value, where)
-    return t.text(value, where)
-
-
-def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:
-    found = t.pairs(value, where)
-    for name, text in found:
-        allow.check_variable(name, text, where)
-    return found
+partition_name = _matching(PARTITION_NAME, "a partition's name")
+variable = _matching(r"[A-Za-z_][A-Za-z0-9_]*=.+", "NAME=VALUE")
+binds = _checked(t.texts, v.BINDS.check)
+modules = _checked(t.texts, v.MODULES.check)
+commands = _checked(t.texts, v.COMMANDS.check)
+directories = _checked(t.texts, _check_directories)
+exports = _checked(t.pairs, v.VARIABLES.check)
+runtime = _checked(t.text, program_words)
 
 
 def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
-    found = exports(value, where)
+    found: tuple[tuple[str, str], ...] = exports(value, where)
     for name, _ in found:
         if not re.fullmatch(NCCL_NAME, name):
             msg = f"{where}: {name} is not a variable of NCCL, Gloo, UCX or libfabric"
@@ -270,8 +260,6 @@ NODE_KEYS: dict[str, t.Key] = {
     "partition_qos": ("partition_qos", t.word),
     "price_per_node_hour": ("price_per_node_hour", amount),
     "price_per_gpu_hour": ("price_per_gpu_hour", amount),
-    "watts_per_node": ("watts_per_node", amount),
-    "watts_per_gpu": ("watts_per_gpu", amount),
 }
 """Keys that a partition may state as well as the cluster."""
 

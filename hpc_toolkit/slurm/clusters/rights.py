@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from hpc_toolkit.slurm.client import SlurmError, ask
+from hpc_toolkit.slurm import client
 from hpc_toolkit.system.tomltable import MAX_COUNT
 
 _ANSWER_S = 10.0
@@ -60,10 +60,7 @@ def this_user(cluster: str, *, accounting: bool) -> User:
 
 def _rows(what: list[str], columns: tuple[str, ...]) -> Rows:
     argv = ["sacctmgr", "--parsable2", "show", *what, f"format={','.join(columns)}"]
-    try:
-        return parse_rows(ask(argv, timeout_s=_ANSWER_S), columns)
-    except SlurmError:
-        return ()
+    return parse_rows(client.text(argv, timeout_s=_ANSWER_S), columns)
 
 
 def parse_rows(text: str, columns: tuple[str, ...]) -> Rows:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,17 +98,14 @@ def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
     # Editors of other systems write "\r\n": an edit, but the request is still readable.
     lines = text.replace("\r\n", "\n")
     version, spec = re.search(_VERSION, lines), re.search(_SPEC, lines)
-    if spec is None and origin(text) == "rendered":
-        msg = f"{where}: it was rendered by an older hpctk and does not contain its options"
-        raise RenderError(msg, hint="run the command in its first lines again")
     if _MARK not in text or not (version and spec):
-        raise _foreign(where)
+        raise _refusal(where, _FOREIGN)
     try:
         request: dict[str, Any] = json.loads(spec[2])
     except ValueError:
-        raise _damaged(where) from None
+        raise _refusal(where, _DAMAGED) from None
     if sha256(spec[2]) != spec[1]:
-        raise _damaged(where)
+        raise _refusal(where, _DAMAGED)
     return version[1], request
 
 
@@ -120,11 +118,11 @@ def read_header(script: str, where: str) -> Header:
     found = [re.search(pattern, text) for pattern in (_VERSION, _COMMAND, _TEMPLATE, _CLUSTER)]
     version, command, template, cluster = found
     if not (version and command and template and cluster and _MARK in text):
-        raise _foreign(where)
+        raise _refusal(where, _FOREIGN)
     try:
         kind, argument, request = read_command(shlex.split(command[1].replace(" \\\n#     ", " ")))
     except (ValueError, IndexError) as error:
-        raise (error if isinstance(error, RenderError) else _damaged(where)) from None
+        raise (error if isinstance(error, RenderError) else _refusal(where, _DAMAGED)) from None
     return Header(
         version=version[1],
         template=kind,
@@ -224,14 +222,12 @@ def needs_value(name: str) -> bool:
     return name in PASSED or (name in FIELDS and OPTIONS[name.replace("-", "_")].value not in flags)
 
 
-def _foreign(where: str) -> RenderError:
-    msg = f"{where}: not a script that 'hpctk render' wrote, or its header was edited"
-    return RenderError(msg, hint="render the script again")
+_FOREIGN = "not a script that 'hpctk render' wrote, or its header was edited"
+_DAMAGED = "the request in its header was edited"
 
 
-def _damaged(where: str) -> RenderError:
-    msg = f"{where}: the request in its header was edited"
-    return RenderError(msg, hint="render the script again")
+def _refusal(where: str, why: str) -> RenderError:
+    return RenderError(f"{where}: {why}", hint="render the script again")
 
 
 def write_script(path: Path, script: str, *, force: bool = False) -> None:
@@ -258,8 +254,6 @@ def write_script(path: Path, script: str, *, force: bool = False) -> None:
 
 def log_directory(output: str) -> Path:
     """Return the directory of a log pattern, up to the first part with a symbol such as %j."""
-    parts = Path(output).parent.parts
-    filled = (
-        i for i, part in enumerate(parts) if re.search("%[0-9]*[A-Za-z]", part.replace("%%", ""))
-    )
-    return Path(*(part.replace("%%", "%") for part in parts[: next(filled, len(parts))]))
+    filled, parts = re.compile("%[0-9]*[A-Za-z]"), Path(output).parent.parts
+    kept = takewhile(lambda part: not filled.search(part.replace("%%", "")), parts)
+    return Path(*(part.replace("%%", "%") for part in kept))

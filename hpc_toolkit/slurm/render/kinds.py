@@ -53,9 +53,9 @@ def check_template(spec: ScriptSpec, template: str) -> None:
         msg = f"the template {template} cannot run {spec.command[0]!r}"
         raise RenderError(msg, hint="use the template command for other programs")
     for name in given:
-        if template not in s.OPTIONS[name].templates:
-            why, hint = _unused(s.OPTIONS[name].templates, template)
-            raise RenderError(f"{s.option(name)}: {why}", hint=hint)
+        if template not in (used := s.OPTIONS[name].templates):
+            msg = f"{s.option(name)}: not used by the template {template}"
+            raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(used)}")
     if template in s.TRAININGS:
         _check_training(spec, template)
     _check_container(spec, template)
@@ -92,22 +92,6 @@ def _check_program(spec: ScriptSpec, template: str) -> None:
     if spec.command[0] == "-m" and template not in s.TRAININGS:
         msg = f"the template {template} cannot start the module {spec.command[1]}"
         raise RenderError(msg, hint=f"add the interpreter: python -m {spec.command[1]}")
-
-
-def _unused(templates: tuple[str, ...], template: str) -> tuple[str, str]:
-    """Why ``template`` does not take an option of ``templates``, and what to do."""
-    unused = f"not used by the template {template}"
-    if templates == s.QUEUES:
-        return unused, "leave it out, or pass it as an argument of the program"
-    if templates == s.ARRAYS:
-        why = f"not supported by the template {template}"
-        return why, "use the template array or command"
-    if template not in s.TRAININGS:
-        return unused, "leave it out, or render a train-... template"
-    if templates == s.TASKS:
-        return "not used by trainings, whose ranks see all GPUs of their node", "leave it out"
-    more = "train-multi-gpu" if template == "train-single-gpu" else "train-multi-node"
-    return f"{template} runs one process", f"leave it out, or render {more}"
 
 
 def _check_training(spec: ScriptSpec, template: str) -> None:

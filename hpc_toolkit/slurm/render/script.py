@@ -99,7 +99,7 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
         "doubt": "" if cluster.verified or not cluster.source else " (facts not verified)",
         "directives": options,
         "around": around,
-        "batch": (*around.batch, *(["--campaign"] if template == "campaign" else [])),
+        "batch": around["batch"],
         "plain": full.plain,
         "several": template == "train-multi-node",
         "words": tuple(quoted),
@@ -254,32 +254,14 @@ def _changes(old: Header, new: Header) -> list[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """All that a script does before hpctk takes over, in the order in which it happens."""
-
-    shebang: str
-    env: tuple[tuple[str, str], ...]
-    preparation: tuple[Step, ...]
-    venv: str
-    setup: tuple[Step, ...]
-    teardown: tuple[list[str], ...]
-    threads: str
-    """The value of OMP_NUM_THREADS, as bash reads it."""
-    container: tuple[str, ...]
-    """Lines of a plain script that set the bash array ``container``, the words of a container."""
-    batch: tuple[str, ...]
-    """The command of the batch process, up to "--" and the words of the job."""
-
-
 def surroundings(
     full: ScriptSpec,
     cluster: Cluster,
     directives: list[Directive],
     template: str,
     trained: kinds.Training | None,
-) -> Surroundings:
-    """Compute what surrounds the program of a complete request on ``cluster``.
+) -> dict[str, Any]:
+    """All that a script does before hpctk takes over; the keys are in the order of a script.
 
     Raises RenderError: the request needs a fact that the site's file does not state.
     """
@@ -292,23 +274,26 @@ def surroundings(
     container: list[str] = []
     if full.plain and full.container:
         container = plain_lines(kinds.container_of(full, cluster), gpus=full.gpus_per_node > 0)
-    return Surroundings(
-        shebang="#!/bin/bash -l" if cluster.login_shell else "#!/bin/bash",
-        env=(*cluster.env, *_network(full, cluster), *full.env),
-        preparation=(*modules, *_conda(full, cluster)),
-        venv=(full.venv or "").rstrip("/"),
-        setup=tuple((words, f"setup failed: {' '.join(words)}") for words in setup),
-        teardown=tuple(setup_words(line, "--teardown") for line in full.teardown),
-        threads=_threads(full, given, trained),
-        container=tuple(container),
-        batch=(
+    return {
+        "shebang": "#!/bin/bash -l" if cluster.login_shell else "#!/bin/bash",
+        "env": (*cluster.env, *_network(full, cluster), *full.env),
+        "preparation": (*modules, *_conda(full, cluster)),
+        "venv": (full.venv or "").rstrip("/"),
+        "setup": [(words, f"setup failed: {' '.join(words)}") for words in setup],
+        "teardown": [setup_words(line, "--teardown") for line in full.teardown],
+        "threads": _threads(full, given, trained),
+        # Lines of a plain script that set the bash array of that name.
+        "container": container,
+        # The command of the batch process, up to "--" and the words of the job.
+        "batch": (
             *(full.python or "", "-P", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
             *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
             *(["--stage-env"] if full.stage_env else ()),
             *(["--one-rank"] if full.one_rank else ()),
             *(trained.options if trained else ()),
+            *(["--campaign"] if template == "campaign" else ()),
         ),
-    )
+    }
 
 
 def _values(
@@ -355,6 +340,7 @@ def _container(full: ScriptSpec, cluster: Cluster, template: str) -> Iterator[tu
 
 
 def _threads(full: ScriptSpec, given: set[str], trained: kinds.Training | None) -> str:
+    """The value of OMP_NUM_THREADS, as bash reads it."""
     processes = trained.processes if trained else 1
     if processes > 1 and "cpus-per-task" in given:
         return f"$((SLURM_CPUS_PER_TASK > {processes} ? SLURM_CPUS_PER_TASK / {processes} : 1))"

@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm import allowlist as allow
 from hpc_toolkit.slurm.allowlist import refusal
 from hpc_toolkit.system import quantities as q
+from hpc_toolkit.system.processes import WARNING_NAME
 
 NO_MEMORY = -1
 """The memory per node of a request that leaves the memory to Slurm."""
@@ -92,15 +94,11 @@ _UNSUPPORTED = {
 @dataclass(frozen=True, slots=True)
 class Array:
     text: str
-    ranges: tuple[range, ...]
+    indices: set[int]
     at_once: str
     """How many elements may run at a time; "" for all."""
     highest: int
     """The largest index as written: Slurm takes the end of ``0-9:2`` as 9."""
-
-    @property
-    def indices(self) -> set[int]:
-        return {index for part in self.ranges for index in part}
 
 
 def parse_array(text: str, where: str) -> Array:
@@ -118,7 +116,7 @@ def parse_array(text: str, where: str) -> Array:
         msg = f"{where}: index {highest} is too high (at most {MAX_INDEX})"
         raise RenderError(msg, hint="give each array element more work")
     texts = ["-".join(map(str, some[:2])) + "".join(f":{n}" for n in some[2:]) for some in numbers]
-    return Array(",".join(texts) + percent + at_once, ranges, at_once, highest)
+    return Array(",".join(texts) + percent + at_once, {*chain(*ranges)}, at_once, highest)
 
 
 def _range(first: int, last: int | None = None, step: int = 1) -> range:
@@ -249,11 +247,6 @@ def _checked_text(check: Callable[[str, str], object]) -> Value:
     return Value(check_text)
 
 
-def _check_variables(pairs: tuple[tuple[str, str], ...], where: str) -> None:
-    for name, value in pairs:
-        allow.check_variable(name, value, where)
-
-
 def _check_program(words: tuple[str, ...], _where: str) -> None:
     if words:
         allow.check_command(words)
@@ -261,11 +254,6 @@ def _check_program(words: tuple[str, ...], _where: str) -> None:
 
 def _yes_or_no(word: str) -> bool | str:
     return {"yes": True, "no": False}.get(word, word)
-
-
-def _variable(word: str) -> tuple[str, str]:
-    name, _, value = word.partition("=")
-    return name, value
 
 
 def _duration_s(given: str, *, where: str) -> int:
@@ -276,10 +264,6 @@ def _node_memory(given: str, *, where: str) -> int:
     return NO_MEMORY if given == "none" else q.parse_mem_mib(given, where=where, zero=True)
 
 
-def _show_node_memory(mib: int) -> str:
-    return "none" if mib == NO_MEMORY else q.format_mem(mib)
-
-
 _SECONDS = count(1, q.MAX_WALLTIME_S).check
 _MOST_MIB = q.MAX_SIZE_BYTES // 2**20
 
@@ -288,7 +272,10 @@ EXCLUSIVE = Value(_check_exclusive, _yes_or_no)
 WALLTIME = Value(_SECONDS, str, q.parse_walltime, q.format_walltime)
 DURATION = Value(_SECONDS, str, _duration_s, q.format_seconds)
 MEMORY = Value(count(1, _MOST_MIB).check, str, q.parse_mem_mib, q.format_mem)
-NODE_MEMORY = Value(count(NO_MEMORY, _MOST_MIB).check, str, _node_memory, _show_node_memory)
+NODE_MEMORY = Value(
+    *(count(NO_MEMORY, _MOST_MIB).check, str, _node_memory),
+    lambda mib: "none" if mib == NO_MEMORY else q.format_mem(mib),
+)
 LOG = Value(_check_log)
 ARRAY = _checked_text(parse_array)
 DEPENDENCY = _checked_text(check_dependency)
@@ -303,9 +290,10 @@ GRES = text(
     rf"{_GRES}(,{_GRES}){{0,15}}",
     "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node requests GPUs",
 )
-SIGNALLED = "B:USR1@"
-"""The script's signal is ``system.processes.WARNING``, which templates/base.sbatch.j2 traps."""
-SIGNAL = text("B:(SIG)?USR1@[1-9][0-9]{0,4}", f"{SIGNALLED}SECONDS, the script handles no other")
+SIGNALLED = f"B:{WARNING_NAME}@"
+SIGNAL = text(
+    f"B:(SIG)?{WARNING_NAME}@[1-9][0-9]{{0,4}}", f"{SIGNALLED}SECONDS, the script handles no other"
+)
 DIRECTORY = path(
     rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
     "an absolute directory without backslashes or patterns such as %j",
@@ -323,5 +311,8 @@ MODULES = _each(allow.check_module)
 COMMANDS = _each(allow.setup_words)
 BINDS = _each(allow.check_bind)
 STAGED = Value(allow.check_staged)
-VARIABLES = Value(_check_variables, _variable)
+VARIABLES = Value(
+    _each(lambda pair, where: allow.check_variable(pair[0], pair[1], where)).check,
+    lambda word: word.partition("=")[::2],
+)
 PROGRAM = Value(_check_program)

@@ -70,8 +70,7 @@ class ResumableSampler:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Resume at the position of another training, also one with another number of ranks.
 
-        Raises:
-            HpcToolkitError: its seed or its number of samples differ, so its position is invalid.
+        Raises HpcToolkitError: its seed or its number of samples differ.
         """
         for name, own in (("seed", self._seed), ("samples", len(self._dataset))):
             if state[name] != own:

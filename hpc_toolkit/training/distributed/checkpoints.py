@@ -54,7 +54,6 @@ def set_generator_states(states: dict[str, Any]) -> None:
 
 
 FORMAT = "hpctk-training-1"
-"""Format name in each file."""
 
 CHECKPOINT_NAME = re.compile(r"step-(\d{9})\.pt")
 """Names of checkpoints; they sort by step."""
@@ -78,7 +77,6 @@ class Restored:
     step: int
     """Number of optimizer steps done."""
     path: Path
-    """The file."""
     values: dict[str, Any]
     """The other values that were given to `Checkpoints.save`."""
 

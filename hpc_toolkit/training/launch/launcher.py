@@ -63,11 +63,7 @@ def launch(request: Request) -> Outcome:
 
 
 def planned(request: Request) -> Plan:
-    """Return the plan of :func:`launch` for this process, without starting anything.
-
-    Raises:
-        HpcToolkitError: as in :func:`launch`.
-    """
+    """Return the plan of :func:`launch` for this process, without starting anything."""
     request = plans.check_request(request)
     step = Step.from_environ()
     gpus = usable_gpus(os.environ)
@@ -87,7 +83,6 @@ def planned(request: Request) -> Plan:
 
 
 def command(request: Request) -> list[str]:
-    """Return the command line of one rank."""
     if request.options.get("no_python"):
         return [request.script, *request.arguments]
     module = ["-m"] if request.options.get("module") else []
@@ -219,7 +214,6 @@ class Agent:
     """The ranks of this round; None while the nodes meet."""
 
     def run(self, stack: contextlib.ExitStack) -> Outcome:
-        """Run rounds until one is the last."""
         plan = self.plan
         rounds = self.rounds = open_rounds(plan, stack)
         outcome = None
@@ -251,7 +245,6 @@ class Agent:
         return replace(outcome, ranks=self.ranks.world_size, restarts=self.rounds.number)
 
     def end(self) -> None:
-        """End ranks that still run."""
         if self.ranks is not None:
             self.ranks.end()
 
@@ -289,9 +282,7 @@ def watch(
 
     When the first ranks have saved their state, here or on another node, the others get
     ``patience_s`` to do so. When a rank has failed, the others would wait for it forever.
-
-    Returns:
-        How the launch ended on this node; None if all ranks start again.
+    Returns None if all ranks start again.
     """
     leave_by = 0.0
     while True:

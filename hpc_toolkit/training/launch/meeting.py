@@ -195,7 +195,6 @@ def own_host(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def resolves(name: str) -> bool:
-    """Return whether this host can resolve ``name``."""
     try:
         return bool(socket.getaddrinfo(name, None))
     except OSError:

@@ -88,7 +88,6 @@ class Ranks:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks on all nodes."""
         return self._place.world_size
 
     def start(self, command: list[str], environ: Mapping[str, str]) -> None:

@@ -210,7 +210,7 @@ MUTANTS = (
         ("test_queue_watch.py",),
     ),
     Mutant(
-        "I3",
+        "I5",
         "a lock that another host saw free is a death for ever",
         "queue/leases.py",
         "(freed and self._lock_is_free(worker))",

@@ -147,7 +147,7 @@ def test_a_node_lives_while_one_of_its_workers_does(toy: ToyRun) -> None:
     assert {died for _ in range(8) for died in crowd.step()} <= {first, second}
 
 
-def test_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> None:
+def test_i3_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> None:
     crowd = Crowd(toy, 6)
     for _ in range(2):
         assert crowd.step() == []
@@ -169,7 +169,7 @@ def test_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> None:
         pytest.param(6, 1, 3, id="a node has one worker"),
     ],
 )
-def test_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: int) -> None:
+def test_i3_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: int) -> None:
     crowd = Crowd(toy, count, each=each)
     for _ in range(2):
         assert crowd.step() == []
@@ -181,7 +181,7 @@ def test_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: int
     assert {one for died in seen for one in died} == crowd.dead
 
 
-def test_a_process_that_was_stuck_counts_silences_anew(toy: ToyRun) -> None:
+def test_i3_a_process_that_was_stuck_counts_silences_anew(toy: ToyRun) -> None:
     """Nodes that lost their file server find it again one after the other."""
     crowd = Crowd(toy, 6)
     for _ in range(2):

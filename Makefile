@@ -91,6 +91,7 @@ matrix:
 soak:
 	@.ci/setup $(ALL)
 	@.ci/system
+	$(PY) tests/mutants.py
 	HPCTK_FORBID_SKIP=1 $(PYTEST) -m soak --timeout 3600 -s
 	@HPCTK_FORBID_SKIP=1 $(MAKE) --no-print-directory newslurm
 

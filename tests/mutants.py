@@ -210,7 +210,7 @@ MUTANTS = (
         ("test_queue_watch.py",),
     ),
     Mutant(
-        "I3",
+        "I5",
         "a lock that another host saw free is a death for ever",
         "queue/leases.py",
         "(freed and self._lock_is_free(worker))",
@@ -232,6 +232,22 @@ MUTANTS = (
         "max(lease_s - longest_s, _BEATS * interval_s - min(silences)[0])",
         "lease_s - longest_s",
         ("test_queue_watch.py",),
+    ),
+    Mutant(
+        "I3",
+        "an item is to blame for the silence of its node",
+        "queue/watch.py",
+        'notice(name, "lease", SILENT_NODE)',
+        'notice(name, "lease")',
+        ("test_queue_watch.py",),
+    ),
+    Mutant(
+        "I3",
+        "an item that silences each node is never to blame",
+        "queue/state.py",
+        'causes = ("", SILENT_NODE) if len(silent) > 1 else ("",)',
+        'causes = ("",)',
+        ("test_queue_state.py",),
     ),
     Mutant(
         "I3",
@@ -277,9 +293,9 @@ MUTANTS = (
         "I5",
         "a late permanent failure voids a result",
         "queue/state.py",
-        "        if self.done is not None:\n            return ItemState.DONE\n        if any(",
+        "        if self.done is not None:\n            return ItemState.DONE\n        perm",
         "        if self.done is not None and not self.permanent:\n"
-        "            return ItemState.DONE\n        if any(",
+        "            return ItemState.DONE\n        perm",
         ("test_queue_state.py",),
     ),
     Mutant(
@@ -408,8 +424,8 @@ MUTANTS = (
         "I9",
         "a permanent failure is one attempt of many",
         "queue/state.py",
-        "        if any(generation > floor for generation in self.permanent):",
-        "        if len(self.permanent) > 99:",
+        "permanent = any(generation > floor for generation in self.permanent)",
+        "permanent = len(self.permanent) > 99",
         ("test_queue_state.py",),
     ),
     Mutant(

@@ -87,6 +87,7 @@ class SimulatedNode(Node):
         for one in self._there:
             one.met.add(name)
         self._news = not self.observes
+        self._sees_end = self.ended = False
         self.workers = 0
 
     @property
@@ -99,6 +100,7 @@ class SimulatedNode(Node):
 
     def tick(self) -> bool:
         news, self._news = self._news, False
+        self.ended, self._sees_end = self._sees_end, False
         return news
 
     def tell(self, workers: int, *, news: bool) -> None:
@@ -107,10 +109,11 @@ class SimulatedNode(Node):
                 one.workers, one._news = workers, one._news or news
 
     def close(self) -> None:
-        """Leave; the observer, or the next one, is woken."""
+        """Leave; the observer sees that, and all others that an observer leaves."""
+        wakes = slice(None) if self.observes else slice(1)
         self._there.remove(self)
-        if self._there:
-            self._there[0]._news = True
+        for one in self._there[wakes]:
+            one._news = one._sees_end = True
 
 
 class SiteView(RunView):

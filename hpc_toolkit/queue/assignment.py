@@ -199,8 +199,6 @@ class Picker(Record, frozen=False, stateful=True):
         segments = stage.log.segments
         if len(segments) == self._known[name]:
             return
-        if self._known[name] == 0:
-            stage.claims.refresh()
         new = list(segments.values())[self._known[name] :]
         self._known[name] = len(segments)
         for segment in new:

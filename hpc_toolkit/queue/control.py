@@ -15,6 +15,8 @@ _DRAIN, _DEATHS, _SICK, _FREE, _ASKED = "drain", "deaths", "sick", "free", "aske
 
 SUSPENDED = "suspended"
 """Explains a silence that may end; the lease decides when it counts as a death."""
+SILENT_NODE = "silent node"
+"""Explains the deaths of all workers of a node, unless one item ran on several such nodes."""
 OUT_OF_MEMORY = "out of memory"
 """Explains a death for which the suspected item is to blame."""
 
@@ -32,8 +34,8 @@ class DeathNotice(Record, kw_only=True):
     explained: str
     """What ended or suspended the job; "" if nothing explains the death.
 
-    ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue``, ``out of memory`` or
-    ``suspended``.
+    ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue``, ``out of memory``,
+    ``silent node`` or ``suspended``.
     """
     evidence: str = "slurm"
     """What showed the death, as in :class:`hpc_toolkit.queue.leases.Verdict`."""

@@ -97,7 +97,7 @@ class Pacing:
         """Workers that watch others as this one does; they share the looks and the listings."""
         self._lease_s = lease_s
         now = self._began = self._began_watch = clock.monotonic()
-        self._poll_at = float("-inf")
+        self.poll_now()
         self._growing = True
         self._least_s = _POLL_SHARED_S
         # A watch lists all workers, and thousands may start at once.
@@ -115,6 +115,10 @@ class Pacing:
     @property
     def poll_due(self) -> bool:
         return self.local or self._clock.monotonic() >= self._poll_at
+
+    def poll_now(self) -> None:
+        """Have the log polled at the next chance."""
+        self._poll_at = float("-inf")
 
     def polled(self, heads: int, *, growing: bool = True) -> None:
         """Record that ``heads`` files named ``head`` were opened just now.

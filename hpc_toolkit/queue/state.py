@@ -12,6 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpc_toolkit.queue.control import SILENT_NODE
 from hpc_toolkit.rundir.journal import Line, UnitRun
 from hpc_toolkit.system.record import Record, fresh
 
@@ -103,11 +104,9 @@ class History(Record, frozen=False):
         """State by rule R8, if failures up to generation ``floor`` were lifted."""
         if self.done is not None:
             return ItemState.DONE
-        if any(generation > floor for generation in self.permanent):
-            return ItemState.FAILED
-        if self.attempts(floor) >= max_attempts:
-            return ItemState.FAILED
-        return ItemState.PENDING
+        permanent = any(generation > floor for generation in self.permanent)
+        failed = permanent or self.attempts(floor) >= max_attempts
+        return ItemState.FAILED if failed else ItemState.PENDING
 
     def attempts(self, floor: int) -> int:
         return sum(generation > floor for generation in self.failures) - self.growth(floor)
@@ -237,11 +236,9 @@ class StageState:
     @property
     def open(self) -> set[str]:
         """Units with a pending item."""
-        for name in self._unjudged:
-            if self.pending(name):
-                self._open.add(name)
-            else:
-                self._open.discard(name)
+        pending = set(filter(self.pending, self._unjudged))
+        self._open |= pending
+        self._open -= self._unjudged - pending
         self._unjudged.clear()
         return self._open
 
@@ -302,8 +299,7 @@ class StageState:
     def _add_attempt(self, state: UnitState, worker: str, line: Line) -> None:
         self.open_up(state)
         record = line.record
-        if not state.histories:
-            state.histories = {}
+        state.histories = state.histories or {}
         history = state.histories.get(record["item"])
         if history is None:
             history = state.histories[record["item"]] = History(self._steps(state.unit))
@@ -341,11 +337,9 @@ class StageState:
             return ItemState.DONE
         if failed is not None and not self._retried(entry, item):
             return ItemState.FAILED
-        history = state.histories.get(item)
-        if history is None:
+        if (history := state.histories.get(item)) is None:
             return ItemState.PENDING
-        floor = self.floor(entry, item)
-        return history.state(floor=floor, max_attempts=self.max_attempts)
+        return history.state(floor=self.floor(entry, item), max_attempts=self.max_attempts)
 
     def touched(self, state: UnitState) -> Collection[int]:
         """The items of a unit whose state a line or a table decides; all others are pending."""
@@ -381,20 +375,26 @@ class StageState:
         return sorted(self.pending(unit), key=lambda item: len(suspects.get(item, ())))
 
     def suspects(self, unit: str) -> dict[int, list[Death]]:
-        """Unexplained deaths by suspected item, without those that a retry lifted."""
+        """Deaths that count against an item, without those that a retry lifted."""
         state = self.units[unit]
         found: dict[int, list[Death]] = {}
         for generation, death in sorted(state.deaths.items()):
-            lifted = generation <= self.floor(state.unit.entry, death.item)
-            if not death.explained and not lifted:
+            if generation > self.floor(state.unit.entry, death.item):
                 found.setdefault(death.item, []).append(death)
-        return found
+        return {item: counting for item, deaths in found.items() if (counting := _counting(deaths))}
+
+
+def _counting(deaths: list[Death]) -> list[Death]:
+    """Of an item's deaths, those that it may have caused: no single silent node."""
+    silent = {one.host for one in deaths if one.explained == SILENT_NODE}
+    causes = ("", SILENT_NODE) if len(silent) > 1 else ("",)
+    return [one for one in deaths if one.explained in causes]
 
 
 MAX_DEATHS = 5
 
 
 def is_killer(deaths: list[Death]) -> bool:
-    """Whether these unexplained deaths show that the item kills its worker (rule R15)."""
+    """Whether these deaths, which count, show that the item kills its worker (rule R15)."""
     spread = len({death.host for death in deaths}) > 1 or sum(d.alone for d in deaths) >= 3
     return len(deaths) >= MAX_DEATHS and spread

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.claims import parse_claim
-from hpc_toolkit.queue.control import FreeUnit
+from hpc_toolkit.queue.control import SILENT_NODE, FreeUnit
 from hpc_toolkit.queue.pacing import NAMES_EVERY
 from hpc_toolkit.queue.probes import host_part
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.system.clock import Clock
 
-_MOST_SILENT = 8
-"""Silent nodes past which one look around the ring goes."""
+_MOST_PASSED = 8
+"""Nodes past which one look around the ring goes, because they do not show that they live."""
 _MOST_MATES = 64
 """Workers of the own node at which one look looks, because they do not answer; also workers of
 other nodes at which it looks for the first time: a node has many that finished long ago."""
@@ -76,6 +76,8 @@ class Watch:
         self._contacts: dict[str, str] = {}
         """The worker of each node that was its observer at the last look."""
         self._looks = 0
+        self._looked: dict[str, int] = {}
+        """The last look at each node."""
         self._gone: set[str] = set()
         self._moved = self._unstuck = clock.monotonic()
         self.living = 0
@@ -157,20 +159,25 @@ class Watch:
         ``again``: look at workers that counted as dead too.
         """
         looked: dict[str, Verdict] = {}
-        heard, silent, self._new = 0, list[str](), _MOST_MATES
+        heard, passed, silent, self._new, others = 0, 0, list[str](), _MOST_MATES, False
         for host in self._hosts:
             left = self._left(host, again=again)
             if host == self.host or not left:
                 continue
+            # Beyond a silent node, a beat since an older look does not show that a node still
+            # lives: neighbors on the ring may have died together.
+            recent = not silent or self._looked.get(host) == self._looks - 1
+            self._looked[host] = self._looks
             if self._hears(host, left, looked):
-                heard += 1
+                others = True
+                heard, passed = heard + recent, passed + (not recent)
             elif any(looked[name].alive for name in left if name in looked):
                 silent.append(host)
-            if heard >= at_most or len(silent) >= _MOST_SILENT or self._new == 0:
+            if heard >= at_most or len(silent) + passed >= _MOST_PASSED or self._new == 0:
                 break
         self.lease_left_s = math.inf
         for host in silent:
-            self._judge(host, looked, others=heard > 0)
+            self._judge(host, looked, others=others)
         return looked
 
     def _hears(self, host: str, left: list[str], looked: dict[str, Verdict]) -> bool:
@@ -217,7 +224,7 @@ class Watch:
         if left_s > 0.0:
             self.lease_left_s = min(self.lease_left_s, left_s)
             return
-        notices = {name: self.liveness.notice(name, "lease") for name in living}
+        notices = {name: self.liveness.notice(name, "lease", SILENT_NODE) for name in living}
         for name, notice in notices.items():
             if notice is not None:
                 self.liveness.take_notice(notice)

@@ -37,6 +37,8 @@ def watch_if_due(
 ) -> list[Request] | None:
     """Read what others ask and report, and look for deaths; None: it is not time for that."""
     news = node.tick()
+    if node.ended:
+        pacing.poll_now()
     picker.watch.moves()
     if not (news or (node.observes and pacing.watch_due())):
         return None
@@ -78,6 +80,8 @@ class Node:
         self._says_at = self._told_at = 0.0
         self._ticked_at = clock.monotonic()
         self._new, self._alone, self._told = True, False, 0
+        self.ended = False
+        """Whether the last tick saw a worker of this node end: perhaps no item is left."""
         self.met: set[str] = set()
         """All workers of this node that this observer heard of."""
         self.workers = 0
@@ -120,13 +124,15 @@ class Node:
 
     def tick(self) -> bool:
         """Exchange what there is, without waiting; whether there is news in ``control/``."""
-        news, self._new = self._new, False
+        news, self._new, self.ended = self._new, False, False
         self._passed()
         if self._observer is None and self._listener is None and self._name:
             self._join(tries=1)
         if self._observer is not None:
             return self._hear(self._observer) or news
-        return self._listener is not None and self._serve(self._listener)
+        if self._listener is not None:
+            self.ended = self._serve(self._listener)
+        return self.ended
 
     def _passed(self) -> None:
         """Count no silence while this process did not run: all may wait for the file server."""
@@ -147,7 +153,7 @@ class Node:
                     said = b""
                 if not said:
                     observer.close()
-                    self._observer = None
+                    self._observer, self.ended = None, True
                     self._join(tries=1)
                     return True
                 before, self._told_at = self._told, self._clock.monotonic()

@@ -204,10 +204,10 @@ class Checker:
                 assert state == "pending", f"I9: item {position} is {state} and is run again"
             # The pass itself may have begun with the line of its owner's death.
             deaths = _deaths(new.take.unit, after.journals)
-            suspected = [len(deaths.get(position, ())) > 0 for position in new.positions]
+            order = sorted(new.positions, key=lambda one: (len(deaths.get(one, ())), one))
             own = _deaths(new.take.unit, (after.journals[number],))
-            if len(own) == len(deaths):
-                assert suspected == sorted(suspected), "R15: a suspect does not run last"
+            if own == deaths:
+                assert list(new.positions) == order, "R15: a suspect does not run last"
 
     def _agree(self, state: State, found: Facts) -> None:
         """The real code says the same of the same files (I2), and looking writes nothing (I7)."""

@@ -489,7 +489,7 @@ class Model:
             DeathNotice(
                 worker=name,
                 heartbeat=HEARTBEAT - (phase not in ("gone", "dead")),
-                explained="node failure",
+                explained=self.config.explained,
             )
             for name, phase in zip(self.names, phases, strict=True)
         ]

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from hpc_toolkit.queue import state
 from hpc_toolkit.queue.assignment import Picker
 from hpc_toolkit.queue.claims import Claims
-from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.queue.control import SILENT_NODE, ControlReader
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.state import History, StageState
@@ -81,6 +82,14 @@ SMALL = {
         people=(("rumour", "slurm"),),
         stale=frozenset({"control"}),
         deaths_by="slurm",
+    ),
+    "a node is silent": Config(
+        units=(2,),
+        evils={"crash": 1},
+        people=(("slurm",),),
+        stale=NOTHING,
+        deaths_by="slurm",
+        explained=SILENT_NODE,
     ),
 }
 
@@ -393,6 +402,16 @@ MISTAKES = [
             StageState,
             "sorted(self.pending(unit), key=lambda item: len(suspects.get(item, ())))",
             "self.pending(unit) if suspects is not None else []",
+        ),
+    ),
+    (
+        "R15: a suspect",
+        SMALL["a node is silent"],
+        Mistake(
+            "the silence of its node suspects an item",
+            state,
+            'if len(silent) > 1 else ("",)',
+            "",
         ),
     ),
     (

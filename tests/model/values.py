@@ -105,6 +105,8 @@ class Config:
     deaths_by: str = "lease"
     """How a death is seen: by silence for the ``lease``; at once by a ``lock``, as all workers are
     on one host; or by what ``slurm`` said. A silence of who lives is seen in every world."""
+    explained: str = "node failure"
+    """How ``slurm`` explains a death."""
     torn: bool = True
     """Whether a crash may leave half a line."""
 

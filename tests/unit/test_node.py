@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from hpc_toolkit.queue.assignment import Picker
+from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.worker import starting
-from hpc_toolkit.worker.node import Node
+from hpc_toolkit.worker.node import Node, watch_if_due
 from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun
 
 Start = Callable[..., Node]
 
@@ -72,6 +77,31 @@ def test_when_the_observer_ends_another_worker_takes_its_place(start: Start) -> 
     second.tick()
     second.tick()
     assert second.mates == {"c"}
+
+
+def test_one_worker_that_leaves_shows_all_others_of_its_node_that_no_item_is_left(
+    start: Start, toy: ToyRun, clock: ManualClock
+) -> None:
+    """Each of 4,096 workers looks at ``head`` every 205 s by itself."""
+    found = []
+    for name in "abc":
+        worker, node = toy.worker(f"n1-{name}", host="n1"), start(name)
+        liveness = Liveness(toy.paths, clock, host="n1", boot="b", lease_s=180.0)
+        picker = Picker(toy.view(), liveness, clock, worker.name, shared=True)
+        pacing = Pacing(clock, local=False, workers=4096, lease_s=180.0, seed=name)
+        pacing.polled(1, growing=False)
+        found.append((node, picker, pacing, ControlReader(toy.paths)))
+
+    def due() -> list[bool]:
+        for one in found * 2:
+            watch_if_due(*one)
+        return [pacing.poll_due for _, _, pacing, _ in found]
+
+    assert due() == [False] * 3
+    found.pop()[0].close()
+    assert due() == [True, False]  # the observer, which then leaves too
+    found.pop(0)[0].close()
+    assert due() == [True]
 
 
 def test_news_reach_all_workers_of_the_node_once(start: Start) -> None:

@@ -12,6 +12,7 @@ from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.view import RunView
+from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 
@@ -66,6 +67,20 @@ def test_items_that_the_worker_itself_added_are_taken_before_the_next_poll(fast_
     found = taker.picker.fresh(NOTHING, news=False)
     assert found is not None
     assert taker.picker.polled == 0
+
+
+def test_a_worker_lists_the_claims_only_after_a_lost_race(fast_dir: Path) -> None:
+    """The list of a run of thousands has tens of thousands, and all workers start at once."""
+    toy = ToyRun(fast_dir / "r", 1, unit=1)
+    takers = [Taker(toy, name) for name in "ab"]
+
+    listed = []
+    for one in takers:
+        with CountedCalls() as counted:
+            assert (one.fresh() is None) == (one is takers[1])
+        listed.append(sum(name == "claims" for call, name in counted.calls if call == "listdir"))
+
+    assert listed == [0, 1]
 
 
 def owner(toy: ToyRun, unit: str, generation: int) -> str:

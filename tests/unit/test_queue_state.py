@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_toolkit.queue.control import SILENT_NODE
 from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.queue.state import MAX_DEATHS, Death, is_killer
 from hpc_toolkit.queue.view import RunView
@@ -395,6 +396,29 @@ def test_a_killer_has_five_deaths_on_two_hosts_or_three_alone() -> None:
     assert not is_killer([death()] * 20)
     assert not is_killer([death(alone=True)] * 2 + [death()] * 3)
     assert is_killer([death(alone=True)] * 3 + [death()] * 2)
+
+
+def test_i3_silent_nodes_suspect_an_item_that_ran_on_several_of_them(toy: ToyRun) -> None:
+    suspected = []
+    for generation, host in enumerate(["n1", "n1", "n2", "n1", "n1"], 1):
+        taker = toy.worker(f"{host}-{generation}")
+        taker.begin(toy.unit_name(0), generation + 1)
+        facts = {"worker": "w", "host": host, "explained": SILENT_NODE, "evidence": "lease"}
+        taker.death(1, generation=generation, **facts)
+        suspected.append(toy.stage().state.suspects(toy.unit_name(0)).get(1, []))
+
+    assert [*map(len, suspected)] == [0, 0, 3, 4, 5]
+    assert is_killer(suspected[-1])
+
+
+def test_i3_a_silent_node_suspects_nothing_beside_other_deaths(toy: ToyRun) -> None:
+    taker = toy.worker("n3-1")
+    for generation, (host, explained) in enumerate([("n1", ""), ("n2", SILENT_NODE)], 1):
+        taker.begin(toy.unit_name(0), generation + 1)
+        taker.death(1, generation=generation, worker="w", host=host, explained=explained)
+
+    (deaths,) = toy.stage().state.suspects(toy.unit_name(0)).values()
+    assert [one.host for one in deaths] == ["n1"]
 
 
 def test_i5_a_late_line_never_changes_a_table(fast_dir: Path) -> None:

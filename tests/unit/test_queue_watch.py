@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.queue.assignment import Picker
-from hpc_toolkit.queue.control import ControlReader, DeathNotice, FreeUnit, give_free
-from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.control import (
+    SILENT_NODE,
+    ControlReader,
+    DeathNotice,
+    FreeUnit,
+    give_free,
+)
+from hpc_toolkit.queue.leases import Liveness, Verdict
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, RUNNING
 from hpc_toolkit.queue.watch import Watch
@@ -33,6 +39,8 @@ class Crowd:
         self.watches: dict[str, Watch] = {}
         self.dead: set[str] = set()
         """Names of workers."""
+        self.verdicts: dict[str, Verdict] = {}
+        """Why those that died count as dead."""
         self.frozen: set[str] = set()
         self.unaware: set[str] = set()
         """Those that do not know yet that they must beat for their node."""
@@ -74,7 +82,9 @@ class Crowd:
         for host, name in sorted(self.observers().items()):
             mates = [one for one in self.living() if one != name and one.startswith(f"{host}-")]
             self.watches[name].moves()
-            died += self.watches[name].look(self.at_most, mates)
+            found = self.watches[name].look(self.at_most, mates)
+            self.verdicts |= found
+            died += found
         for _ in range(int(LOOK_S)):
             self.clock.advance(1.0)
             for watch in self.watches.values():
@@ -101,10 +111,26 @@ def test_i3_nodes_that_die_together_are_seen_soon_after_half_a_lease(
     lost = crowd.hosts[3 : 3 + count]
     crowd.dead.update(name for name in crowd.workers if name.partition("-")[0] in lost)
 
-    # The look that finds a node silent goes on to the next one; then two more beats are missed.
-    seen = [died for _ in range(4 + count) for died in crowd.step()]
+    # The look that finds a node silent goes on to the next ones, and counts their silence.
+    seen = [died for _ in range(5) for died in crowd.step()]
 
     assert sorted(set(seen)) == sorted(crowd.dead)
+
+
+def test_i3_an_item_is_not_to_blame_for_the_silence_of_its_node(toy: ToyRun) -> None:
+    """A file server may fail for one node alone, and it has no power at times."""
+    crowd = Crowd(toy, 6)
+    for _ in range(2):
+        crowd.step()
+    crowd.dead.update(crowd.node(3))
+    crowd.frozen.add(crowd.node(1)[0])  # its node lives
+
+    for _ in range(10):
+        crowd.step()
+
+    explained = {name: verdict.explained for name, verdict in crowd.verdicts.items()}
+    silent = dict.fromkeys(crowd.dead, SILENT_NODE)
+    assert explained == {**silent, crowd.node(1)[0]: ""}
 
 
 def test_a_node_lives_while_one_of_its_workers_does(toy: ToyRun) -> None:
@@ -121,7 +147,7 @@ def test_a_node_lives_while_one_of_its_workers_does(toy: ToyRun) -> None:
     assert {died for _ in range(8) for died in crowd.step()} <= {first, second}
 
 
-def test_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> None:
+def test_i3_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> None:
     crowd = Crowd(toy, 6)
     for _ in range(2):
         assert crowd.step() == []
@@ -143,7 +169,7 @@ def test_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> None:
         pytest.param(6, 1, 3, id="a node has one worker"),
     ],
 )
-def test_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: int) -> None:
+def test_i3_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: int) -> None:
     crowd = Crowd(toy, count, each=each)
     for _ in range(2):
         assert crowd.step() == []
@@ -155,7 +181,7 @@ def test_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: int
     assert {one for died in seen for one in died} == crowd.dead
 
 
-def test_a_process_that_was_stuck_counts_silences_anew(toy: ToyRun) -> None:
+def test_i3_a_process_that_was_stuck_counts_silences_anew(toy: ToyRun) -> None:
     """Nodes that lost their file server find it again one after the other."""
     crowd = Crowd(toy, 6)
     for _ in range(2):
@@ -376,6 +402,25 @@ def test_i3_a_unit_without_a_line_is_found_by_the_last_heartbeat_of_its_owner(
     with CountedCalls() as counted:
         assert taker.take() == (toy.unit_name(0), 2)
     assert set(counted.opened()) <= {f"{dead.name}.json", f"{dead.name}.jsonl", "head"}
+
+
+def test_i3_the_silence_of_a_node_is_explained_to_the_worker_that_takes_over(
+    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
+) -> None:
+    toy, clock, dead, living = lost
+    toy.worker("n1-2-0", host="n1")
+    finder = Taker(toy, clock, "n2-1-0")
+    idle = Taker(toy, clock, "n3-1-0")
+    for free in looked(finder, idle.worker, living):
+        give_free(toy.paths, free, finder.worker.name)
+    idle.hear()
+    clock.advance(20.0)
+
+    found = idle.picker.next(NOTHING, idle.pacing)
+
+    assert found is not None
+    assert found.died is not None
+    assert (found.died[0], found.died[1].explained) == (dead.name, SILENT_NODE)
 
 
 def test_i3_a_worker_of_another_node_takes_over_what_a_busy_one_found(

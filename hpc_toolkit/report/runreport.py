@@ -73,7 +73,9 @@ def outcome(now: Status) -> tuple[str, str]:
     took = f" {in_or_after} {format_duration(now.elapsed_s)}" if now.elapsed_s else ""
     happened = f"The run is {'' if now.complete else 'not '}complete: {done:,} of"
     happened += f" {counted(total, 'item')} {'is' if total == 1 else 'are'} done{took}"
-    happened += f", and {failed:,} failed." if failed else "."
+    skipped = sum(stage.skipped for stage in now.stages.values())
+    others = f"{failed:,} failed" + f", {skipped:,} skipped" * bool(skipped) if failed else ""
+    happened += f"; {others}." if others else "."
     return happened, _next(now, run, failed)
 
 

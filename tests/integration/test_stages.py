@@ -112,6 +112,7 @@ def test_what_follows_a_failed_item_is_skipped_until_it_is_retried(hpctk: Hpctk)
     assert len(run.results(stage="evaluate")) == 19  # published before the retry
     assert hpctk("report", "run").code == 0
     page = (run.root / "report.html").read_text()
+    assert re.search("39 of 40 items are done in .*; 1 failed, 3 skipped", page)
     stages = re.findall("<tr>(.*?)</tr>", page.partition("<h2>Stages")[2].partition("</table>")[0])
     cells = [re.findall("<t[dh][^>]*>(.*?)</t[dh]>", row) for row in stages]
     assert [[row[0], *row[1:4], *row[-2:]] for row in cells] == [

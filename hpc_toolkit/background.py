@@ -21,7 +21,7 @@ from hpc_toolkit.queue.creation import segment_of
 from hpc_toolkit.queue.items import Item, ItemLines
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import Follower
-from hpc_toolkit.queue.wants import Wants, may_need
+from hpc_toolkit.queue.wants import MOST_WANTS, Wants, may_need
 from hpc_toolkit.report.live import Waiting
 from hpc_toolkit.report.panel import one_line
 from hpc_toolkit.results.gather import rows_of_unit
@@ -157,8 +157,9 @@ class Background(futures.Executor):
         """Add the calls in the buffer to the run, as one segment, unless it has them."""
         began = time.monotonic()
         with self._changed:
-            taken = self._added = self._buffer
-            self._buffer = []
+            fitting = self._fitting()
+            taken = self._added = self._buffer[:fitting]
+            self._buffer = self._buffer[fitting:]
         self._added = added = [one for one in taken if one.future.set_running_or_notify_cancel()]
         spec = self._stage.spec
         while True:
@@ -176,6 +177,16 @@ class Background(futures.Executor):
         self._added = []
         self._since = time.monotonic()
         self._window_s = min(_LONGEST_S, max(_WINDOW_S, _WRITES * (self._since - began)))
+
+    def _fitting(self) -> int:
+        """How many calls of the buffer one segment takes with their needs."""
+        wants = set[str]()
+        for number, call in enumerate(self._buffer):
+            if call.want:
+                wants.add(str(call.want))
+            if len(wants) > MOST_WANTS:
+                return number
+        return len(self._buffer)
 
     def _items(self, added: list[Submitted]) -> ItemLines:
         wants = Wants(self._stage.spec)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack
 from hpc_toolkit.background import Background, Submitted
 from hpc_toolkit.calls import caller as calls
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.queue.wants import NEEDS, PRIORITY, Wants
+from hpc_toolkit.queue.wants import NEEDS, PRIORITY, Wants, may_need
 from hpc_toolkit.report.live import Waiting
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import writing
@@ -175,11 +175,18 @@ class Executor(Background):
         ``timeout``: seconds from now, after which TimeoutError is raised. ``chunksize`` changes
         nothing: units of several calls are made anyway. ConfigError: it is less than 1.
         """
+        found: Iterator[T] = self._map(super().map, fn, iterables, timeout, chunksize)
+        return found
+
+    def _map(
+        self, submit_all: Any, fn: Any, iterables: Any, timeout: float | None, chunksize: int
+    ) -> Any:
         if chunksize < 1:
             raise ConfigError(f"chunksize must be at least 1, got {chunksize}")
+        # Before the lock: an iterable may wait for the result of another call.
         columns = list(zip(*zip(*iterables, strict=False), strict=True))
         with self._changed, self._caller.mapping():  # so that all calls are in one segment
-            return super().map(fn, *columns, timeout=timeout)
+            return submit_all(fn, *columns, timeout=timeout)
 
     def with_needs(self, *, priority: int = 0, **needs: Any) -> futures.Executor:
         """Return an executor of the same run, each of whose calls has needs of its own.
@@ -190,7 +197,7 @@ class Executor(Background):
 
         Raises ItemsError: a need is not valid; ConfigError: the executor was created without any.
         """
-        if self._stage.spec.needs is None:
+        if not may_need(self._stage.spec):
             hint = "create its run with needs, such as Executor(RUN, needs={'cpus': 1})"
             raise ConfigError("workers do not know that calls may have needs", hint=hint)
         want = {NEEDS: needs, PRIORITY: priority}
@@ -268,6 +275,12 @@ class _WithNeeds(futures.Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
         return self._executor._submit(self._want, fn, args, kwargs)
 
-    def map(self, fn: Callable[..., T], *iterables: Any, **how: Any) -> Iterator[T]:
-        with self._executor._changed, self._executor._caller.mapping():
-            return super().map(fn, *iterables, **how)
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[T]:
+        found: Iterator[T] = self._executor._map(super().map, fn, iterables, timeout, chunksize)
+        return found

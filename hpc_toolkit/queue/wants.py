@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NEEDS, PRIORITY = "needs", "priority"
 STAGES = "{}"
 """The want of an item that has no needs of its own: JSON, as of those that have some."""
-_MOST = 1000
+MOST_WANTS = 1000
 """Different wants of one list; each one divides it into further units."""
 
 
@@ -42,8 +42,8 @@ class Wants:
         if type(own.get(PRIORITY, 0)) is not int:
             refuse(number, f"its priority {own[PRIORITY]!r:.40} is not a whole number", "such as 5")
         if (text := str(own)) not in self._known:
-            if len(self._known) == _MOST:
-                wrong = f"it is the first after {_MOST} different needs and priorities"
+            if len(self._known) == MOST_WANTS:
+                wrong = f"it is the first after {MOST_WANTS} different needs and priorities"
                 refuse(number, wrong, "give more items the same needs and priority")
             self._known[text] = self._parsed(number, own)
         self._each += [STAGES] * (number - len(self._each)) + [self._known[text]]

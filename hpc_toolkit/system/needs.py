@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
@@ -17,7 +18,7 @@ from hpc_toolkit.system.quantities import (
 from hpc_toolkit.system.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from hpc_toolkit.system.binding import Place
 
@@ -44,13 +45,16 @@ Amounts = dict[str, Any]
 list of names."""
 
 
-def parse_needs(given: Mapping[str, Any], where: str) -> Amounts:
+def parse_needs(given: Any, where: str) -> Amounts:
     """Check needs, and convert texts of sizes and durations; the result is read unchanged again.
 
     ``where`` begins the messages. Raises ConfigError: a wrong value, or a name that is nearly one
     of :data:`KNOWN`.
     """
     found: Amounts = {}
+    if not isinstance(given, Mapping):
+        message = f"{where}: {given!r:.60} has no names and values"
+        raise ConfigError(message, hint="such as {'gpus': 1, 'memory': '40G'}")
     for name, value in given.items():
         place = f"{where}.{name}"
         if not _NAME.fullmatch(name):

@@ -20,7 +20,8 @@ from hpc_toolkit.errors import CommandInterruptedError, PermanentError, Workload
 from hpc_toolkit.system.processes import STOP_SIGNALS, describe_exit, die_with_parent, readable
 from hpc_toolkit.worker.memory import kernel_kills
 
-_TAIL = 2000
+_TAIL, _SEARCHED = 2000, 1 << 14
+"""Bytes at the end of stderr that a message shows, and that are searched for a lack of memory."""
 _LONGEST_LINE = 64 << 20
 """Bytes of the longest line that is read as a result."""
 _LONGEST_WORD = (128 << 10) - 1
@@ -33,6 +34,8 @@ _SLURM_KILL = re.compile(rb"slurmstepd: .*\boom[-_ ]kill")
 """Line about a step that srun started, perhaps on other nodes."""
 _NO_MEMORY = re.compile(rb"MemoryError\b|bad_alloc|[Oo]ut of memory|Cannot allocate memory")
 """Last line of a program that ends because the kernel or CUDA gives it no more memory."""
+_RAISED = re.compile(rb"^(?:\[rank\d+\]: *|\d+: *)*(?:\w+\.)*\w*MemoryError\b.*", re.MULTILINE)
+"""The end of a traceback of Python, also of one of several ranks; launchers print more after it."""
 
 
 # Opens or closes a shell context in which a quoted value is not one word.
@@ -191,8 +194,9 @@ class CommandWorkload:
         if code != 0:
             if self._was_asked_to_stop(code):
                 raise CommandInterruptedError
-            message = _failure(code, output, errors)
-            raise (MemoryError if self._ran_out(code, errors) else RuntimeError)(message)
+            lack = _lack_of_memory(errors)
+            ran_out = lack or self._was_killed(code, errors)
+            raise (MemoryError if ran_out else RuntimeError)(_failure(code, output, errors, lack))
         line = output[_last_line(output) :].strip().removeprefix(codecs.BOM_UTF8)
         is_long = len(line) > _LONGEST_LINE  # its beginning is lost
         if not (line.startswith(b"{") or is_long):
@@ -205,12 +209,11 @@ class CommandWorkload:
             found = {"exit_code": code, "unread_line": unread}
         return found
 
-    def _ran_out(self, code: int, errors: bytes) -> bool:
-        """Whether memory ran out, as the kernel, Slurm or the command itself reports."""
+    def _was_killed(self, code: int, errors: bytes) -> bool:
+        """Whether the kernel or Slurm ended the command because memory ran out."""
         if code in _KILLED and kernel_kills() > self._kernel_kills:
             return True
-        last = errors.rstrip().rpartition(b"\n")[2]
-        return bool(_SLURM_KILL.search(errors) or _NO_MEMORY.search(last))
+        return _SLURM_KILL.search(errors) is not None
 
     def _was_asked_to_stop(self, code: int) -> bool:
         """Whether a stop signal ended the command; this process may get that signal later."""
@@ -231,7 +234,7 @@ def _copied(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytes]:
         stream.buffer.write(chunk)
         stream.buffer.flush()
         if is_error:
-            errors = (errors + chunk)[-_TAIL:]
+            errors = (errors + chunk)[-_SEARCHED:]
             continue
         output += chunk
         if len(output) > room:
@@ -253,13 +256,24 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _failure(code: int, output: bytearray, errors: bytes) -> str:
-    """Message about a command that failed; its first line has the last line of stderr, if any."""
+def _lack_of_memory(errors: bytes) -> bytes:
+    """The line of stderr by which a command reports that it has no memory; b"" if none does."""
+    last = errors.rstrip().rpartition(b"\n")[2]
+    if _NO_MEMORY.search(last):
+        return last
+    lines: list[bytes] = _RAISED.findall(errors)
+    return lines[-1] if lines else b""
+
+
+def _failure(code: int, output: bytearray, errors: bytes, cause: bytes) -> str:
+    """Message about a command that failed; its first line has the ``cause`` in stderr, if any, or
+    the last line of stderr."""
     why = describe_exit(code)
-    if said := errors.decode(errors="replace").strip():
+    if said := errors[-_TAIL:].decode(errors="replace").strip():
         before, _, last = said.rpartition("\n")
         whole = f"\nlast lines of stderr:\n{said}" if before else ""
-        return f"{why}; its stderr ends with: {last}{whole}"
+        line = cause.decode(errors="replace").strip()[:_TAIL] or last
+        return f"{why}; its stderr {'ends with' if line == last else 'has'}: {line}{whole}"
     said = output[-_TAIL:].decode(errors="replace").strip()
     return f"{why}; its output ends with: {said}" if said else f"{why}; no output"
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import Any
 
-from hpc_toolkit.errors import describe
+from hpc_toolkit.errors import PermanentError, describe
 
 TRIES = 8
 """Maximum number of reruns of one item after its workload reduced its memory use."""
@@ -18,10 +18,11 @@ _OF_THE_HOST = "DefaultCPUAllocator: "
 """Text in the plain RuntimeError that torch raises when the host is out of memory."""
 _OF_A_GPU = re.compile(
     r"\b(?:CUDA|HIP|XPU|MPS)\w*\b.{0,20}\bout of memory"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory",
+    r"|\b(?:CU|HIP)[A-Z]+_(?:STATUS_)?ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|out_of_memory: CUDA error|RESOURCE_EXHAUSTED: Out of memory|No executable batch size found",
     re.IGNORECASE,
 )
-"""First line of errors of torch, CuPy and JAX, also as the last line of a command's stderr."""
+"""First line of errors of torch, CUDA's libraries, RMM, JAX and accelerate, or a line of stderr."""
 
 
 def resident_bytes() -> int:
@@ -35,7 +36,29 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of(error: BaseException) -> str:
-    """``gpu_oom`` or ``oom``: which memory ran out, by the error's type or text; "": none did."""
+    """``gpu_oom`` or ``oom``: which memory ran out; "": none did.
+
+    The type or the text of the error says so, or of an error that it was raised from or that is in
+    its group. What a workload reports as permanent does not depend on memory.
+    """
+    left: list[BaseException] = [error]
+    seen = set[int]()
+    while left:
+        if id(one := left.pop()) in seen:
+            continue
+        seen.add(id(one))
+        if found := _own_memory(one):
+            return found
+        if isinstance(one, PermanentError):
+            return ""
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
+        if one.__cause__ is not None:
+            left.append(one.__cause__)
+    return ""
+
+
+def _own_memory(error: BaseException) -> str:
     names = {known.__name__ for known in type(error).__mro__}
     if "OutOfMemoryError" in names:  # CuPy's is a MemoryError as well
         return "gpu_oom"

@@ -23,6 +23,7 @@ from hpc_toolkit import Executor, background
 from hpc_toolkit.calls import caller as calls
 from hpc_toolkit.calls.recorded import key_of
 from hpc_toolkit.errors import CallError, ConfigError, RunError
+from hpc_toolkit.queue import wants
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.calls import Calls
 from hpc_toolkit.worker.fingerprints import fingerprint
@@ -396,3 +397,52 @@ def test_a_run_that_disappears_ends_the_futures(fast_dir: Path) -> None:
 
     with pytest.raises(RunError, match=r"No such file or directory: '.*r/run.json'"):
         future.result(timeout=60)
+
+
+def test_calls_with_needs_take_arguments_that_wait_for_other_calls(fast_dir: Path) -> None:
+    root = fast_dir / "r"
+    executor = Executor(root, needs={})
+    first = executor.submit(math.sqrt, 16)
+    threading.Thread(target=answer, args=(root, 16), kwargs={"value": 4.0}, daemon=True).start()
+    large = executor.with_needs(memory="1G")
+    with pytest.raises(ConfigError, match="chunksize must be at least 1, got 0"):
+        large.map(math.sqrt, [1], chunksize=0)
+
+    # The lock of the executor, in which all calls are written as one segment, must be free here.
+    found = large.map(math.sqrt, (first.result(timeout=30) for _ in range(2)))
+
+    answer(root, 4.0, value=2.0)
+    answer(root, 4.0, repeat=1, value=2.0)
+    assert list(found) == [2.0, 2.0]
+    executor.shutdown(cancel_futures=True)
+
+
+def test_calls_with_more_different_needs_than_a_segment_takes_are_all_written(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "MOST_WANTS", 2)
+    monkeypatch.setattr(wants, "MOST_WANTS", 2)
+    executor = Executor(fast_dir / "r", needs={"memory": "1G"})
+    with executor._changed:  # so that all of them wait to be written
+        executor.submit(math.sqrt, 0)
+        for number in (1, 2, 3, 3, 1):
+            executor.with_needs(memory=f"{number}G").submit(math.sqrt, number)
+        executor.submit(math.sqrt, 6)
+
+    while len(found := written(fast_dir / "r")) < 7:
+        time.sleep(0.005)
+
+    assert [call["args"][0] for call in found] == [0, 1, 2, 3, 3, 1, 6]
+    assert [call["entry"] for call in found] == [1, 1, 1, 2, 2, 2, 2]
+    executor.shutdown(cancel_futures=True)
+
+
+def test_a_retry_lets_calls_have_needs_of_their_own(fast_dir: Path) -> None:
+    longer = {"on": "timeout", "time": "+1h", "up_to": "3h"}
+    executor = Executor(fast_dir / "r", timeout_s=3600, retry=longer)
+
+    call = executor.with_needs(cpus=2).submit(math.sqrt, 4)
+    answer(fast_dir / "r", 4, value=2.0)
+
+    assert call.result() == 2.0
+    executor.shutdown()

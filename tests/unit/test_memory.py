@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import weakref
 from typing import Any
 
 import pytest
 
+from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.worker.command import CommandWorkload
 from hpc_toolkit.worker.memory import Shrinking, is_out_of_memory, out_of
 
 
@@ -20,6 +23,17 @@ class OfADriverError(OutOfMemoryError):
 
 class CuPyError(OutOfMemoryError, MemoryError):
     """Named and derived like CuPy's."""
+
+
+def raised_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def circular() -> Exception:
+    first, second = RuntimeError("rank 0"), RuntimeError("rank 1")
+    first.__cause__, second.__cause__ = second, first
+    return first
 
 
 class Asked:
@@ -50,12 +64,23 @@ class Asked:
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "gpu_oom"),
         (RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"), "gpu_oom"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "gpu_oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "gpu_oom"),
+        (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), "gpu_oom"),
+        (MemoryError("std::bad_alloc: out_of_memory: CUDA error at: memory.hpp"), "gpu_oom"),
+        (RuntimeError("No executable batch size found, reached zero."), "gpu_oom"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"), "gpu_oom"),
         (MemoryError("exit code 1; its stderr ends with: CUDA out of memory."), "gpu_oom"),
         (RuntimeError("CUDA error: device lost"), ""),
         (RuntimeError("membership out of memory cards"), ""),
         (ValueError("DefaultCPUAllocator: can't allocate memory"), ""),
         (ValueError("CUDA out of memory"), ""),
+        (raised_from(ValueError("batch 64"), OutOfMemoryError()), "gpu_oom"),
+        (raised_from(KeyError(1), raised_from(ValueError(), MemoryError())), "oom"),
+        (ExceptionGroup("two", [ValueError(), OutOfMemoryError()]), "gpu_oom"),
+        (raised_from(ValueError(), ExceptionGroup("one", [MemoryError()])), "oom"),
+        (raised_from(PermanentError("batch 1 does not fit"), OutOfMemoryError()), ""),
+        (raised_from(ValueError(), KeyError()), ""),
+        (circular(), ""),
     ],
 )
 def test_the_memory_that_ran_out_is_recognised(error: Exception, memory: str) -> None:
@@ -143,3 +168,37 @@ def test_torchs_error_about_a_gpu_is_known() -> None:
 
     # A stand-in: torch for CPUs has the class, and no GPU raises it here.
     assert out_of(torch.cuda.OutOfMemoryError("CUDA out of memory.")) == "gpu_oom"
+
+
+def failures(command: str) -> list[Exception]:
+    found: list[Exception] = []
+    try:
+        list(CommandWorkload(command).run(None, iter([{}])))
+    except (MemoryError, RuntimeError) as error:
+        found.append(error)
+    return found
+
+
+TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("stderr", "memory", "shown"),
+    [
+        (f"Traceback (most recent call last):\n{TORCH}\n\n", "gpu_oom", f"ends with: {TORCH}"),
+        # What torch and srun add after it, and the launcher's own traceback.
+        (f"[rank3]: {TORCH}\n[rank3]:[W1 N.cpp:1] Warning: WARNING\n", "gpu_oom", TORCH),
+        (f"2: {TORCH}\nsrun: error: n1: task 2: Exited with exit code 1\n", "gpu_oom", TORCH),
+        (f"{TORCH}\n{'line of a launcher ' * 300}\nChildFailedError:\n=====\n", "gpu_oom", TORCH),
+        ("numpy.core.MemoryError: 8 GiB\nsrun: error\n", "oom", "numpy.core.MemoryError: 8 GiB"),
+        ("MemoryErrors: 0\nfailed\n", "", "ends with: failed"),
+        ("warning: torch.OutOfMemoryError was handled\nfailed\n", "", "ends with: failed"),
+    ],
+)
+def test_the_memory_that_a_command_lacked_is_recognised_by_its_stderr(
+    stderr: str, memory: str, shown: str
+) -> None:
+    (wrong,) = failures(f"printf %s {shlex.quote(stderr)} >&2; exit 1")
+
+    assert out_of(wrong) == memory
+    assert shown in str(wrong).partition("\n")[0]

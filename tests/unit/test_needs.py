@@ -35,7 +35,7 @@ READ: list[tuple[dict[str, Any] | str, dict[str, Any]]] = [
     ({"gpus": 0, "gpu_memory": "80G"}, {"gpus": 0, "gpu_memory": 80 << 30}),
     ({"features": ["a100"], "licence": 1.5}, {"features": ["a100"], "licence": 1.5}),
 ]
-WRONG: list[tuple[dict[str, Any] | str, str]] = [
+WRONG: list[tuple[Any, str]] = [
     ("gpus", "'gpus' is not NAME=VALUE"),
     ("gpus=", "is not NAME=VALUE"),
     ("gpu=1", "unknown key 'gpu'"),
@@ -53,6 +53,7 @@ WRONG: list[tuple[dict[str, Any] | str, str]] = [
     ({"features": []}, "is not a list of names"),
     ({"features": ["a b"]}, "is not a list of names"),
     ({"cpus": True}, "True is not a whole number"),
+    (["gpus"], "here: ['gpus'] has no names and values"),
     ({"a b": 1}, "'a b' is not a name"),
     ({"licence": float("inf")}, "inf is not a number from 0"),
     ({"licence": "many"}, "is not a number from 0"),

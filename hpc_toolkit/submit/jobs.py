@@ -225,7 +225,7 @@ class JobStates:
 
 def without_elements(jobs: list[RunJob]) -> list[RunJob]:
     """Leave out the elements of submitted arrays, which workers name: the array stands for them."""
-    arrays = {job.job for job in jobs if job.array is not None}
+    arrays = {job.job for job in jobs if job.recorded}
     return [job for job in jobs if job.job.partition("_")[0] not in arrays - {job.job}]
 
 

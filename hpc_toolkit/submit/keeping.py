@@ -167,9 +167,11 @@ class Keeper:
         if not (self._record["sent"] or limit):
             self._record["failed"] += 1
         if limit:
-            why = f"{_CROWDED} ({limit[0]}), and it is tried again when one has left"
+            why = f"{_CROWDED} ({limit[0]})"
         if self._ends:  # which makes room when it has left
             self._record["sent"] = [*self._record["sent"], self._ends]
+        if limit and (self._record["sent"] or not self._record.get("by_jobs")):
+            why += ", and it is tried again when one has left"
         self._record |= {"refused": why, "refused_at": time.time()}
         if self._record["failed"] >= _MOST_FAILED:
             self._record["ended"] = f"{_MOST_FAILED} submissions failed: {why}"
@@ -269,7 +271,8 @@ def first_jobs(submission: Submission, most: int) -> Iterator[str]:
     if keeper.ended:
         raise HpcToolkitError(f"no jobs are sent: {keeper.ended}")
     if not sent and (why := keeper.refused):
-        raise HpcToolkitError(f"no jobs are sent: {why}")
+        hint = "submit again when one of them has left" if why.startswith(_CROWDED) else ""
+        raise HpcToolkitError(f"no jobs are sent: {why}", hint=hint)
     if not sent:
         note("no job is missing now; the run's other jobs submit some when there is work for them")
 

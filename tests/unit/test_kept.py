@@ -162,6 +162,20 @@ def test_a_limit_that_other_runs_reach_ends_nothing(programs: Programs, run: Toy
     assert (state(run)["ended"], state(run)["failed"]) == ("", 0)
 
 
+def test_a_limit_at_the_first_submission_is_tried_again_by_nobody(
+    programs: Programs, run: ToyRun
+) -> None:
+    programs.answer("sbatch", "", code=1, stderr="sbatch: error: QOSMaxSubmitJobPerUserLimit")
+    words = ("submit", "--run", "a", "--python", sys.executable, "--time", "60", "--keep", 2)
+
+    error = jobcommands.refused(*words)
+
+    full = "as many jobs are in the queue as a limit allows (QOSMaxSubmitJobPerUserLimit)"
+    assert error.message == f"no jobs are sent: {full}"
+    assert error.hint == "submit again when one of them has left"
+    assert state(run)["refused"] == full
+
+
 def test_what_no_job_gets_past_is_tried_three_times(programs: Programs, run: ToyRun) -> None:
     programs.answer("sbatch", "", code=1, stderr="sbatch: error: invalid account")
 

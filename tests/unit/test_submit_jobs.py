@@ -147,8 +147,11 @@ def test_the_json_of_a_job_has_what_the_contract_says(toy: ToyRun, programs: Pro
     }
 
 
-def test_a_submitted_array_stands_for_its_elements(toy: ToyRun, programs: Programs) -> None:
-    record_job(toy.paths, replace(JOB, array="0-3"))
+@pytest.mark.parametrize("array", ["0-3", None])  # $SBATCH_ARRAY_INX is not in the record
+def test_a_submitted_array_stands_for_its_elements(
+    toy: ToyRun, programs: Programs, array: str | None
+) -> None:
+    record_job(toy.paths, replace(JOB, array=array))
     for worker, job in [("a", "7_1"), ("b", "7_3"), ("c", "8_1")]:
         toy.worker(worker, job=job, started=150.0)
     programs.answer("squeue", pending_line("7", State="RUNNING"))

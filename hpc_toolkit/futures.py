@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack
 
 from hpc_toolkit.background import Background, Submitted
 from hpc_toolkit.calls import caller as calls
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import ConfigError, ItemsError, RunError
 from hpc_toolkit.queue.wants import NEEDS, PRIORITY, Wants, may_need
 from hpc_toolkit.report.live import Waiting
 from hpc_toolkit.run import Run
@@ -195,13 +195,16 @@ class Executor(Background):
         executor, name by name. Workers claim only calls that they can hold, those of a larger
         ``priority`` first. An equal call that the run has keeps the needs that it has there.
 
-        Raises ItemsError: a need is not valid; ConfigError: the executor was created without any.
+        Raises ItemsError: a need is not valid; ConfigError: the executor has no needs and no retry.
         """
         if not may_need(self._stage.spec):
             hint = "create its run with needs, such as Executor(RUN, needs={'cpus': 1})"
             raise ConfigError("workers do not know that calls may have needs", hint=hint)
         want = {NEEDS: needs, PRIORITY: priority}
-        list(Wants(self._stage.spec).taken([want]))  # refuses what a worker cannot fulfil
+        try:
+            list(Wants(self._stage.spec).taken([want]))  # refuses what a worker cannot fulfil
+        except ItemsError as error:
+            raise ItemsError(error.message.removeprefix("item 0: "), hint=error.hint) from None
         return _WithNeeds(self, want)
 
     def slurm(

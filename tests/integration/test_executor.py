@@ -305,7 +305,7 @@ def test_a_call_waits_for_a_worker_that_has_what_it_needs(hpctk: Hpctk) -> None:
     out, err = script.communicate()
     assert done.code == 0
     assert plain.ended().code in (0, 75)  # which of the calls it has read when it is asked to exit
-    refused = "item 0: retry.up_to: 512.0 MiB of memory is not more than the 1.0 GiB of memory"
+    refused = "retry.up_to: 512.0 MiB of memory is not more than the 1.0 GiB of memory"
     later = "workers do not know that calls may have needs"
     assert out == f"[1, 200] [2, 3]\n{refused} of the first attempt\n{later}\n", err
     rows = Run.open("runs/x").results()

@@ -245,8 +245,16 @@ MUTANTS = (
         "I3",
         "an item that silences each node is never to blame",
         "queue/state.py",
-        'causes = ("", SILENT_NODE) if len(silent) > 1 else ("",)',
-        'causes = ("",)',
+        "if len({*silent}) > 1 or len(silent)",
+        "if len(silent)",
+        ("test_queue_state.py",),
+    ),
+    Mutant(
+        "I9",
+        "an item that silences the only node that can run it is never to blame",
+        "queue/state.py",
+        "len({*silent}) > 1 or len(silent) >= MAX_DEATHS",
+        "len({*silent}) > 1",
         ("test_queue_state.py",),
     ),
     Mutant(

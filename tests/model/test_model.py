@@ -410,7 +410,7 @@ MISTAKES = [
         Mistake(
             "the silence of its node suspects an item",
             state,
-            'if len(silent) > 1 else ("",)',
+            'if len({*silent}) > 1 or len(silent) >= MAX_DEATHS else ("",)',
             "",
         ),
     ),

@@ -381,7 +381,7 @@ class StageState:
         for generation, death in sorted(state.deaths.items()):
             if generation > self.floor(state.unit.entry, death.item):
                 found.setdefault(death.item, []).append(death)
-        return {item: counting for item, deaths in found.items() if (counting := counting_of(deaths))}
+        return {item: ones for item, deaths in found.items() if (ones := counting_of(deaths))}
 
 
 def counting_of(deaths: list[Death]) -> list[Death]:

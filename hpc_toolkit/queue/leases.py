@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpc_toolkit.errors import TRANSIENT
-from hpc_toolkit.queue.control import OUT_OF_MEMORY, SILENT_NODE, DeathNotice
+from hpc_toolkit.queue.control import OUT_OF_MEMORY, WEAK, DeathNotice
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeoutError
 from hpc_toolkit.rundir import files
@@ -200,7 +200,7 @@ class Liveness:
         """Believe what was reported about a worker, until the worker's next heartbeat."""
         known = self._notices.get(notice.worker)
         # Files are listed in no particular order: an older notice must not replace a newer one.
-        if known is None or notice.heartbeat >= known.heartbeat:
+        if known is None or notice.weight >= known.weight:
             self._notices[notice.worker] = notice
 
     def silent(self, *, missed: float) -> list[Presence]:
@@ -288,7 +288,7 @@ class Liveness:
             return "drain"
         notice = self._notice_of(presence)
         told = "" if notice is None else notice.explained
-        if told not in ("", SILENT_NODE):
+        if told not in WEAK:
             return told
         if self._was_requeued(presence):
             return "requeue"

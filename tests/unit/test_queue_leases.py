@@ -325,6 +325,26 @@ def test_i3_what_ended_a_worker_explains_more_than_the_silence_of_its_node(
     assert explained == {"requeued": "requeue", "pooled": POOL_ENDED, "other": SILENT_NODE}
 
 
+@pytest.mark.parametrize("order", [("node failure", SILENT_NODE), (SILENT_NODE, "node failure")])
+def test_i2_the_reports_of_a_death_explain_the_same_in_any_order(
+    run: Watched, order: tuple[str, str]
+) -> None:
+    """Both may be found in one listing, which has no order."""
+    worker = run.begin(job="17")
+    for explained in order:
+        run.observer.take_notice(notice_of(worker, explained))
+
+    assert run.verdict().explained == "node failure"
+
+
+def test_i3_a_death_counts_though_its_job_was_suspended_at_the_same_heartbeat(run: Watched) -> None:
+    worker = run.begin(job="17")
+    run.observer.take_notice(notice_of(worker, "suspended"))
+    run.observer.take_notice(notice_of(worker, ""))
+
+    assert not run.verdict().alive
+
+
 def test_of_a_suspended_job_the_lease_decides_and_slurm_explains(run: Watched) -> None:
     worker = run.begin(job="17")
     assert run.verdict().alive

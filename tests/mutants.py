@@ -250,6 +250,14 @@ MUTANTS = (
         ("test_queue_state.py",),
     ),
     Mutant(
+        "I3",
+        "all nodes that a look reaches are silent, and others are taken to live",
+        "queue/watch.py",
+        "(silent != [] and self._hears_behind({self.host, *silent}, looked))",
+        "silent != []",
+        ("test_queue_watch.py",),
+    ),
+    Mutant(
         "I9",
         "an item that silences the only node that can run it is never to blame",
         "queue/state.py",

@@ -300,7 +300,7 @@ MISTAKES = [
         Mistake(
             "Slurm's word explains nothing",
             Liveness,
-            "return notice.explained",
+            "return told",
             'return ""',
         ),
     ),

@@ -109,7 +109,7 @@ def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
     for death in life["deaths"]:
         if death["generation"] == generation:
             why = f", explained by {death['explained']}" if death["explained"] else ""
-            suspect = ", this item is suspected" if death["suspect"] and not why else ""
+            suspect = ", this item is suspected" if death["suspect"] else ""
             lines.append(f"    death of {death['worker']}: {death['evidence']}{why}{suspect}")
     return lines
 

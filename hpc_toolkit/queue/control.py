@@ -17,6 +17,8 @@ SUSPENDED = "suspended"
 """Explains a silence that may end; the lease decides when it counts as a death."""
 SILENT_NODE = "silent node"
 """Explains the deaths of all workers of a node, unless one item ran on several such nodes."""
+WEAK = ("", SUSPENDED, SILENT_NODE)
+"""Explanations that yield to what ended the job of the same worker."""
 OUT_OF_MEMORY = "out of memory"
 """Explains a death for which the suspected item is to blame."""
 
@@ -43,6 +45,11 @@ class DeathNotice(Record, kw_only=True):
     @property
     def final(self) -> bool:
         return self.explained != SUSPENDED
+
+    @property
+    def weight(self) -> tuple[int, bool]:
+        """A notice about a worker replaces one that does not weigh more."""
+        return self.heartbeat, self.explained not in WEAK
 
 
 class FreeUnit(Record):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpc_toolkit.errors import TRANSIENT
-from hpc_toolkit.queue.control import OUT_OF_MEMORY, DeathNotice
+from hpc_toolkit.queue.control import OUT_OF_MEMORY, WEAK, DeathNotice
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeoutError
 from hpc_toolkit.rundir import files
@@ -200,7 +200,7 @@ class Liveness:
         """Believe what was reported about a worker, until the worker's next heartbeat."""
         known = self._notices.get(notice.worker)
         # Files are listed in no particular order: an older notice must not replace a newer one.
-        if known is None or notice.heartbeat >= known.heartbeat:
+        if known is None or notice.weight >= known.weight:
             self._notices[notice.worker] = notice
 
     def silent(self, *, missed: float) -> list[Presence]:
@@ -287,11 +287,12 @@ class Liveness:
         if presence.state == DRAINING:
             return "drain"
         notice = self._notice_of(presence)
-        if notice is not None and notice.explained:
-            return notice.explained
+        told = "" if notice is None else notice.explained
+        if told not in WEAK:
+            return told
         if self._was_requeued(presence):
             return "requeue"
-        return POOL_ENDED if self._lost_its_pool(presence) else ""
+        return POOL_ENDED if self._lost_its_pool(presence) else told
 
     def _lost_its_pool(self, presence: Presence) -> bool:
         """Whether the pool of a dead worker is gone too, such as after ``kill -9`` of a script.

@@ -381,13 +381,13 @@ class StageState:
         for generation, death in sorted(state.deaths.items()):
             if generation > self.floor(state.unit.entry, death.item):
                 found.setdefault(death.item, []).append(death)
-        return {item: counting for item, deaths in found.items() if (counting := _counting(deaths))}
+        return {item: ones for item, deaths in found.items() if (ones := counting_of(deaths))}
 
 
-def _counting(deaths: list[Death]) -> list[Death]:
-    """Of an item's deaths, those that it may have caused: no single silent node."""
-    silent = {one.host for one in deaths if one.explained == SILENT_NODE}
-    causes = ("", SILENT_NODE) if len(silent) > 1 else ("",)
+def counting_of(deaths: list[Death]) -> list[Death]:
+    """Of an item's deaths, those that it may have caused: silences of several nodes, or many."""
+    silent = [one.host for one in deaths if one.explained == SILENT_NODE]
+    causes = ("", SILENT_NODE) if len({*silent}) > 1 or len(silent) >= MAX_DEATHS else ("",)
     return [one for one in deaths if one.explained in causes]
 
 

@@ -176,9 +176,19 @@ class Watch:
             if heard >= at_most or len(silent) + passed >= _MOST_PASSED or self._new == 0:
                 break
         self.lease_left_s = math.inf
+        others = others or (silent != [] and self._hears_behind({self.host, *silent}, looked))
         for host in silent:
             self._judge(host, looked, others=others)
         return looked
+
+    def _hears_behind(self, silent: set[str], looked: dict[str, Verdict]) -> bool:
+        """Whether a node beyond those that one look passes beat since the look before."""
+        left = {host: self._left(host, again=False) for host in self._hosts if host not in silent}
+        last = [host for host, names in left.items() if names][-_SEVERAL:]
+        # The first look at a node shows no beat.
+        recent = {host for host in last if self._looked.get(host) == self._looks - 1}
+        self._looked.update(dict.fromkeys(last, self._looks))
+        return not recent.isdisjoint([one for one in last if self._hears(one, left[one], looked)])
 
     def _hears(self, host: str, left: list[str], looked: dict[str, Verdict]) -> bool:
         """Look at the workers of a node until one shows that the node lives."""

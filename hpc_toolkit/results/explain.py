@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.presence import Presence
-from hpc_toolkit.queue.state import ItemState, Ref
+from hpc_toolkit.queue.state import ItemState, Ref, counting_of
 from hpc_toolkit.queue.units import Unit
 from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.workers import ATTEMPTS, records_of
@@ -171,6 +171,8 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
     history = state.histories.get(found.position)
     floor = stage.state.floor(unit.entry, found.position)
     kept = ("type", "generation", "at", "seconds", "value", "error", "traceback", "log")
+    deaths = sorted(state.deaths.items())
+    suspected = counting_of([death for _, death in deaths if death.item == found.position])
     return {
         "item": without_places(found.item),
         "stage": stage.paths.name,
@@ -195,9 +197,9 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
                 "worker": death.worker,
                 "evidence": death.evidence,
                 "explained": death.explained,
-                "suspect": death.item == found.position,
+                "suspect": any(one is death for one in suspected),
             }
-            for generation, death in sorted(state.deaths.items())
+            for generation, death in deaths
         ],
         **_needs(stage, found, floor),
         "lifted_to_generation": floor,

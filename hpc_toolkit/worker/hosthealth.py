@@ -331,8 +331,7 @@ class HostWatch(FailureCount):
             return Opinion.DONE if self._is_elsewhere(done, here) else Opinion.NONE
         floor = state.floor(unit.unit.entry, key.item)
         hurt = [ref.worker for ref in history.failures.values() if ref.generation > floor]
-        deaths = [death for death in unit.deaths.values() if death.item == key.item]
-        hurt += [death.worker for death in deaths if not death.explained]
+        hurt += [death.worker for death in state.suspects(key.unit).get(key.item, ())]
         if any(self._is_elsewhere(worker, here) for worker in hurt):
             return Opinion.FAILED
         pending = state.item_state(unit, key.item) is ItemState.PENDING

@@ -300,7 +300,7 @@ MISTAKES = [
         Mistake(
             "Slurm's word explains nothing",
             Liveness,
-            "return notice.explained",
+            "return told",
             'return ""',
         ),
     ),
@@ -410,7 +410,7 @@ MISTAKES = [
         Mistake(
             "the silence of its node suspects an item",
             state,
-            'if len(silent) > 1 else ("",)',
+            'if len({*silent}) > 1 or len(silent) >= MAX_DEATHS else ("",)',
             "",
         ),
     ),

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit.cli.reading import life_lines
 from hpc_toolkit.errors import ItemsError
+from hpc_toolkit.queue.control import SILENT_NODE
 from hpc_toolkit.results.explain import explain, find_item
 from tests.toyrun import ToyRun
 
@@ -76,6 +78,21 @@ def test_a_life_names_claims_attempts_and_deaths_by_generation(toy: ToyRun) -> N
         {"generation": 2, "worker": "first", "evidence": "lease", "explained": "", "suspect": True}
     ]
     assert life["counting_attempts"] == 1
+
+
+def test_i3_a_life_says_whether_the_item_is_suspected_of_the_silence_of_its_nodes(
+    toy: ToyRun,
+) -> None:
+    taker, said = toy.worker("taker"), []
+    for generation, host in enumerate(["n1", "n2"], 1):
+        taker.claim(toy.unit_name(0), generation)
+        facts = {"worker": "w", "host": host, "evidence": "lease", "explained": SILENT_NODE}
+        taker.death(1, generation=generation, **facts)
+        said.append([line for line in life_lines(life_of(toy, "1")) if "death" in line])
+
+    (alone,), several = said
+    assert alone == "    death of w: lease, explained by silent node"
+    assert several == [f"{alone}, this item is suspected"] * 2
 
 
 def test_i8_a_life_passes_over_damaged_lines(toy: ToyRun) -> None:

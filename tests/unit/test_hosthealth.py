@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.control import ControlReader, HealthNotice, give_health_notice
+from hpc_toolkit.queue.control import (
+    SILENT_NODE,
+    ControlReader,
+    HealthNotice,
+    give_health_notice,
+)
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.state import AGAIN_WEIGHT
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
@@ -281,6 +286,20 @@ def test_deaths_elsewhere_speak_for_the_host_unless_they_are_explained(
     ward.other.release()
 
     assert ward.watch.check() is holds
+
+
+def test_i3_the_silence_of_several_nodes_speaks_for_the_host_and_that_of_one_does_not(
+    ward: Ward,
+) -> None:
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
+    holds = []
+    for generation, host in enumerate(["b", "c"], 2):
+        assert ward.other.claim(ward.toy.unit_name(0), generation)
+        ward.other.death(0, host=host, explained=SILENT_NODE)
+        ward.other.release()
+        holds.append(ward.watch.check())
+
+    assert holds == [True, False]
 
 
 def notice(**changes: Any) -> HealthNotice:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.control import DeathNotice
+from hpc_toolkit.queue.control import SILENT_NODE, DeathNotice
 from hpc_toolkit.queue.leases import (
     POOL_ENDED,
     Liveness,
@@ -305,6 +305,44 @@ def test_a_job_that_started_again_has_lost_its_workers_of_before(paths: RunPaths
         "other": True,
     }
     assert (verdicts["before"].evidence, verdicts["before"].explained) == ("slurm", "requeue")
+
+
+def test_i3_what_ended_a_worker_explains_more_than_the_silence_of_its_node(
+    paths: RunPaths,
+) -> None:
+    """The silence of several nodes suspects an item, and a requeue never does."""
+    run = Watched(paths, job="17", restart=1)
+    pid, ticks, namespace = process_id(os.getpid())
+    pool = [pid, ticks - 1, namespace]  # another process has its id now
+    requeued = run.begin("requeued", job="17", restart=0)
+    pooled = run.begin("pooled", host="here", pool=pool)
+    other = run.begin("other", host="there")
+    for worker in (requeued, pooled, other):
+        run.observer.take_notice(notice_of(worker, SILENT_NODE))
+
+    explained = {name: verdict.explained for name, verdict in run.look().items()}
+
+    assert explained == {"requeued": "requeue", "pooled": POOL_ENDED, "other": SILENT_NODE}
+
+
+@pytest.mark.parametrize("order", [("node failure", SILENT_NODE), (SILENT_NODE, "node failure")])
+def test_i2_the_reports_of_a_death_explain_the_same_in_any_order(
+    run: Watched, order: tuple[str, str]
+) -> None:
+    """Both may be found in one listing, which has no order."""
+    worker = run.begin(job="17")
+    for explained in order:
+        run.observer.take_notice(notice_of(worker, explained))
+
+    assert run.verdict().explained == "node failure"
+
+
+def test_i3_a_death_counts_though_its_job_was_suspended_at_the_same_heartbeat(run: Watched) -> None:
+    worker = run.begin(job="17")
+    run.observer.take_notice(notice_of(worker, "suspended"))
+    run.observer.take_notice(notice_of(worker, ""))
+
+    assert not run.verdict().alive
 
 
 def test_of_a_suspended_job_the_lease_decides_and_slurm_explains(run: Watched) -> None:

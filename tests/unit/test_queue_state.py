@@ -411,6 +411,18 @@ def test_i3_silent_nodes_suspect_an_item_that_ran_on_several_of_them(toy: ToyRun
     assert is_killer(suspected[-1])
 
 
+def test_i9_an_item_that_only_one_node_can_run_does_not_silence_it_for_ever(toy: ToyRun) -> None:
+    taker, suspected = toy.worker("n2-1"), []
+    for generation in range(1, 6):
+        taker.begin(toy.unit_name(0), generation + 1)
+        facts = {"worker": "w", "host": "n1", "explained": SILENT_NODE, "evidence": "lease"}
+        taker.death(1, generation=generation, alone=True, **facts)
+        suspected.append(toy.stage().state.suspects(toy.unit_name(0)).get(1, []))
+
+    assert [*map(len, suspected)] == [0, 0, 0, 0, 5]
+    assert is_killer(suspected[-1])
+
+
 def test_i3_a_silent_node_suspects_nothing_beside_other_deaths(toy: ToyRun) -> None:
     taker = toy.worker("n3-1")
     for generation, (host, explained) in enumerate([("n1", ""), ("n2", SILENT_NODE)], 1):

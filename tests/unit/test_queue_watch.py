@@ -117,6 +117,23 @@ def test_i3_nodes_that_die_together_are_seen_soon_after_half_a_lease(
     assert sorted(set(seen)) == sorted(crowd.dead)
 
 
+@pytest.mark.parametrize("at_most", [1, 2])
+def test_i3_more_silent_neighbors_than_one_look_passes_are_not_taken_for_a_failed_file_server(
+    toy: ToyRun, at_most: int
+) -> None:
+    crowd = Crowd(toy, 24, at_most=at_most)
+    for _ in range(2):
+        assert crowd.step() == []
+    crowd.dead.update(name for name in crowd.workers if name.partition("-")[0] in crowd.hosts[3:15])
+
+    for _ in range(10):
+        crowd.step()
+
+    assert {name: verdict.explained for name, verdict in crowd.verdicts.items()} == dict.fromkeys(
+        crowd.dead, SILENT_NODE
+    )
+
+
 def test_i3_an_item_is_not_to_blame_for_the_silence_of_its_node(toy: ToyRun) -> None:
     """A file server may fail for one node alone, and it has no power at times."""
     crowd = Crowd(toy, 6)
@@ -179,6 +196,15 @@ def test_i3_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: 
 
     assert seen[:5] == [[]] * 5
     assert {one for died in seen for one in died} == crowd.dead
+
+
+def test_i3_all_nodes_that_a_look_reaches_may_wait_for_a_failed_file_server(toy: ToyRun) -> None:
+    crowd = Crowd(toy, 24)
+    for _ in range(2):
+        assert crowd.step() == []
+    crowd.frozen.update(name for name in crowd.workers if name not in crowd.node(0))
+
+    assert [crowd.step() for _ in range(5)] == [[]] * 5
 
 
 def test_i3_a_process_that_was_stuck_counts_silences_anew(toy: ToyRun) -> None:

@@ -33,7 +33,7 @@ OOM, GPU_OOM, TIMEOUT = "oom", "gpu_oom", "timeout"
 _GROWN = {OOM: "memory", GPU_OOM: "gpu_memory", TIMEOUT: TIME}
 """Why an item failed -> what it needs more of when it runs again."""
 _FACTOR = re.compile(r"x([0-9]{1,3}(?:\.[0-9]{1,3})?)")
-_LEAST_FACTOR, _MOST_STEPS = 1.1, 100
+_LEAST_FACTOR, _MOST_STEPS = 1.1, 400
 _RETRIES = {
     OOM: "such as on = 'oom', memory = 'x2', up_to = '200G'",
     GPU_OOM: "such as on = 'gpu_oom', gpu_memory = 'x2', up_to = '80G'",
@@ -132,8 +132,9 @@ class Retry(Record):
 
     @property
     def steps(self) -> int:
-        """After how many such failures the amount is ``up_to``, so that further ones count."""
-        return next(n for n in range(1000) if self._raised(n) >= self.up_to)
+        """After how many such failures the amount is ``up_to``, so that further ones count; 0 if
+        these are too many."""
+        return next((n for n in range(_MOST_STEPS + 1) if self._raised(n) >= self.up_to), 0)
 
     def _raised(self, steps: int) -> float:
         return self.base * self.factor**steps + self.step * steps
@@ -196,12 +197,13 @@ def retry_of(stage: Any) -> Retry | None:
         start, end = shown(name, base), shown(name, up_to)
         message = f"retry.up_to: {end} is not more than the {start} of the first attempt"
         raise ConfigError(message, hint="give a larger limit, or no retry")
-    if (up_to - base) / _MOST_STEPS > step > 0:
-        message = f"retry.{name}: it is added over {_MOST_STEPS} times before up_to"
+    found = Retry(on=on, factor=factor, step=step, base=base, up_to=up_to, needs=needs)
+    if not found.steps:
+        message = f"retry.{name}: it is raised over {_MOST_STEPS} times before up_to"
         raise ConfigError(message, hint=_RETRIES[on])
     if on in stage.final:
         raise ConfigError(f"retry and no_retry both have {on!r}", hint="leave one of them out")
-    return Retry(on=on, factor=factor, step=step, base=base, up_to=up_to, needs=needs)
+    return found
 
 
 def needs_after(stage: Any, steps: int) -> Amounts:

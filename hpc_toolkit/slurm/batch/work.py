@@ -34,7 +34,7 @@ _WATCH_S = 60.0
 """How long workers of other jobs are watched, to see which of them live."""
 _HURRY_S = 1.0
 """The same for a job that must end."""
-_ASK_AGAIN_S = 2.0
+_ASK_AGAIN_S, _FULL_S = 2.0, 10.0
 _LINGER_S = 600.0
 _STARTING_S = 900.0
 _AS_CHILD = f"""trap : TERM {WARNING_NAME}
@@ -187,10 +187,10 @@ class WorkJob:
                 self.send_others(self._job.id, self._job.name, ends=True, left=left)
             except SlurmError as error:
                 self._job.log(f"other jobs are not submitted yet: {error.message}")
-                time.sleep(_ASK_AGAIN_S)
+                full = isinstance(error, SlurmFullError)
+                time.sleep(_FULL_S if full else _ASK_AGAIN_S)
                 self.batch.receive_all()
                 # After a minute without one, another job that goes on submits the successor.
-                full = isinstance(error, SlurmFullError)
                 if time.monotonic() < (began + _WATCH_S if full else until):
                     continue
             except (HpcToolkitError, OSError) as error:

@@ -35,6 +35,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return out_of(error) != ""
 
 
+_cause = vars(BaseException)["__cause__"].__get__
+_members = vars(BaseExceptionGroup)["exceptions"].__get__
+
+
 def out_of(error: BaseException) -> str:
     """``gpu_oom`` or ``oom``: which memory ran out; "": none did.
 
@@ -49,12 +53,13 @@ def out_of(error: BaseException) -> str:
         seen.add(id(one))
         if found := _own_memory(one):
             return found
-        if isinstance(one, PermanentError):
+        # Attributes of its class may be code of the user that fails.
+        if issubclass(type(one), PermanentError):
             return ""
-        if isinstance(one, BaseExceptionGroup):
-            left += one.exceptions
-        if one.__cause__ is not None:
-            left.append(one.__cause__)
+        if issubclass(type(one), BaseExceptionGroup):
+            left += _members(one)
+        if (cause := _cause(one)) is not None:
+            left.append(cause)
     return ""
 
 

@@ -202,3 +202,14 @@ def test_the_memory_that_a_command_lacked_is_recognised_by_its_stderr(
 
     assert out_of(wrong) == memory
     assert shown in str(wrong).partition("\n")[0]
+
+
+def test_an_error_whose_attributes_fail_is_only_an_error() -> None:
+    def fail(_: object) -> object:
+        raise OSError
+
+    attributes = dict.fromkeys(("__class__", "__cause__", "exceptions"), property(fail))
+    strange = type("Strange", (ExceptionGroup,), attributes)
+
+    assert out_of(strange("x", [ValueError()])) == ""
+    assert out_of(strange("x", [MemoryError()])) == "oom"

@@ -60,6 +60,8 @@ class Outcome:
     """How often each item was begun, by its name."""
     deaths: list[dict[str, Any]]
     """Death lines, once for each (unit, generation); ``by`` is the host of who wrote it."""
+    untold: list[tuple[str, int]]
+    """Units and generations that were claimed anew, with neither a release nor a death line."""
     ended: list[Ended]
     """The commands that worked, in the order of their end."""
     status: dict[str, Any]

@@ -97,6 +97,11 @@ def _presence(data: bytes) -> Presence | None:
         return None
 
 
+def released(records: list[dict[str, Any]]) -> set[tuple[str, int]]:
+    """The claims that their workers gave back."""
+    return {(one["unit"], one["generation"]) for one in records if one["type"] == "release"}
+
+
 class Rehearsal:
     """One run on one filesystem; its directory on the machine takes what commands print."""
 
@@ -286,12 +291,20 @@ class Rehearsal:
     def idle(self) -> bool:
         """Whether all that was begun has a result, and every claim was given back."""
         records = self.records()
-        released = {(one["unit"].rpartition("/")[2], one["generation"])
-                    for one in records if one["type"] == "release"}  # fmt: skip
-        names = self.read("stages/*/claims/*.lock")
-        claims = {parse_claim(Path(name).name) for name in names}
         done = sum(one["type"] == "done" for one in records)
-        return claims == released and done >= len(self.begun())
+        return self._claims() == released(records) and done >= len(self.begun())
+
+    def _claims(self) -> set[tuple[str, int]]:
+        """Every unit, with its stage, and generation that was ever claimed."""
+        found = set()
+        for path in map(Path, self.read("stages/*/claims/*.lock")):
+            unit, generation = parse_claim(path.name) or ("", 0)
+            found.add((f"{path.parts[-3]}/{unit}", generation))
+        return found
+
+    def _followed(self) -> set[tuple[str, int]]:
+        """The claims after which another worker claimed the unit."""
+        return {(unit, generation - 1) for unit, generation in self._claims() if generation > 1}
 
     def living(self, host: str) -> list[int]:
         """Workers of a host that live, by their id there."""
@@ -373,6 +386,7 @@ class Rehearsal:
             ),
             executions=self.begun(),
             deaths=list(deaths.values()),
+            untold=sorted(self._followed() - deaths.keys() - released(records)),
             ended=ended,
             status=json.loads(self.hpctk(SPARED, "status", self.run, "--json").out),
             seconds=seconds,

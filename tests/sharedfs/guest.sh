@@ -37,7 +37,8 @@ echo "127.0.0.1 localhost $NAME" >/etc/hosts
 echo "hosts: files" >/etc/nsswitch.conf
 ip link set lo up
 ip address add "$ADDRESS" dev vec0
-ip link set vec0 up
+# User-mode Linux truncates some of the packets that it has to split: reads of a file went at 0.2 MB/s.
+ip link set vec0 gso_max_size 1500 gso_max_segs 1 up
 ip route add default via "$GATEWAY"
 ulimit -n 65536
 # What is not synced leaves a guest late, and always equally late. By default the first change after a pause

@@ -94,7 +94,7 @@ def script_arguments(more_templates: Sequence[str] = ()) -> dict[str, Any]:
         names = [*template_names(), *more_templates]
         return [name for name in names if name.startswith(incomplete)]
 
-    kinds = f"work-queue, array, campaign, command, ray or train-... [default: {DEFAULT_TEMPLATE}]"
+    kinds = f"work-queue, array, campaign, command or train-... [default: {DEFAULT_TEMPLATE}]"
     program = "Program of the template 'command', or script of 'train-...'."
     return {
         "template": Annotated[str | None, argument("[TEMPLATE]", kinds, complete=complete)],

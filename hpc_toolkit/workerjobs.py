@@ -22,6 +22,7 @@ from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.slurm.render.directives import complete
+from hpc_toolkit.slurm.render.file import read_sbatch
 from hpc_toolkit.slurm.render.spec import DEFAULTS, ScriptSpec, read_spec
 from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.submit.jobs import JobStates, RunJob, read_jobs
@@ -121,9 +122,14 @@ def _requested(resources: Resources) -> ScriptSpec:
     passed = tuple(
         f"{name}={given.pop(word)}" for name in PASSED if (word := name.replace("-", "_")) in given
     )
+    others = read_sbatch([str(text) for text in given.pop("sbatch")], "sbatch")
+    for word in others.keys() & given.keys():
+        msg = f"{word} is given twice: also in sbatch"
+        raise ConfigError(msg, hint="leave one of them out")
     # Not resolved: Python uses a virtual environment only if it is started by the link in it.
     python = os.path.abspath(sys.executable)
-    return read_spec({"python": python, **given, "sbatch": (*given["sbatch"], *passed)})
+    sbatch = (*others.pop("sbatch", ()), *passed)
+    return read_spec({"python": python, **given, **others, "sbatch": sbatch})
 
 
 def request(

@@ -13,9 +13,10 @@ from hpc_toolkit import Executor
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
-from hpc_toolkit.slurm.render.spec import ScriptSpec, option
+from hpc_toolkit.slurm.render.spec import DEFAULTS, FIELDS, ScriptSpec, option
 from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.workerjobs import Resources, request
+from hpc_toolkit.workerjobs import _requested as requested
 from tests.fakesbatch import KeptJobs, options
 from tests.fakeslurm import Programs, pending_line
 from tests.unit.test_futures import answer
@@ -79,6 +80,8 @@ def test_a_control_character_is_refused_in_every_word(value: str, run: Run) -> N
         (0, {}, "n: 0 is not a number", ""),
         (True, {}, "n: True is not a number", ""),
         (2, {"nodes": "2"}, "--nodes: '2'", ""),
+        (None, {"sbatch": ["constraint=a"], "constraint": "b"}, "constraint is given twice", ""),
+        (None, {"sbatch": [4]}, "--sbatch: '4' is not accepted", "long option"),
     ],
     ids=str,
 )
@@ -88,6 +91,29 @@ def test_a_request_that_no_job_could_have_is_refused(
     with pytest.raises(HpcToolkitError, match=match) as error:
         request(run, n, SITE, resources)
     assert hint in error.value.hint
+
+
+OTHERS = {
+    **dict.fromkeys(FIELDS, "2"),
+    "oversubscribe": "",
+    "open-mode": "append",
+    "error": "err.log",
+    "gpu-bind": "none",
+    "signal": "B:USR1@90",
+    "kill-on-invalid-dep": "no",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FIELDS if name.replace("-", "_") not in Resources.__annotations__]
+)
+def test_every_option_without_an_argument_of_its_own_is_written_in_sbatch(name: str) -> None:
+    """Also one that was passed on before it got a row in the table of options."""
+    word, value = name.replace("-", "_"), OTHERS[name]
+    passed = f"{name}={value}" if value else name
+    spec = requested({"sbatch": [passed, "gpu-freq=low"], "gpus_per_node": 2})
+    assert getattr(spec, word) not in {None, DEFAULTS[word]}
+    assert spec.sbatch == ("gpu-freq=low",)
 
 
 def test_an_executor_sends_each_request_once(

@@ -160,19 +160,7 @@ def test_an_array_is_written_without_leading_zeros(text: str, written: str, high
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a",
-        "3-1",
-        "0-9:0",
-        "0-9%0",
-        "0-9%",
-        "1,,2",
-        "0 - 9",
-        "0-9%1%1",
-        "\u0661",
-    ],
+    "text", ["", "a", "3-1", "0-9:0", "0-9%0", "0-9%", "1,,2", "0 - 9", "0-9%1%1", "\u0661"]
 )
 def test_an_array_that_sbatch_refuses_is_refused(text: str) -> None:
     with pytest.raises(RenderError, match=r"--array: .* is not accepted") as caught:

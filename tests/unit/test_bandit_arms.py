@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 from hpc_toolkit.bandit import Arm, ArmTable, make_policy
 from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAN = math.nan
 

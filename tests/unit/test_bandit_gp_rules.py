@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, Policy, make_policy
 from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.bandit.gp import Posterior, fit, log_expected_improvement
-
-if TYPE_CHECKING:
-    from hpc_toolkit.bandit import Policy
-
 
 GP_RULES = ["gp-ucb", "gp-ei"]
 

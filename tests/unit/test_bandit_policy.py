@@ -2,21 +2,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, Policy, Recommendation, make_policy
 from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.bandit.rewards import Reward, rewards_of
 from hpc_toolkit.bandit.rule import TaskResults
 from hpc_toolkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hpc_toolkit.bandit import Policy, Recommendation
 
 ARMS = ArmTable(tuple(Arm(word, word, (float(i),)) for i, word in enumerate("abcdef")), ("layer",))
 

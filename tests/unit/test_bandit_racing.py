@@ -1,25 +1,27 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
+from hpc_toolkit.bandit import (
+    Arm,
+    ArmTable,
+    Observation,
+    Policy,
+    Recommendation,
+    TaskSet,
+    make_policy,
+)
 from hpc_toolkit.bandit.racing import survivors
 from hpc_toolkit.bandit.rewards import best_row
 from hpc_toolkit.bandit.rule import Stream
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from hpc_toolkit.bandit import Policy, Recommendation
 
 
 def best_of(policy: Policy) -> Recommendation:

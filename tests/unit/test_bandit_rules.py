@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,10 +15,6 @@ import hpc_toolkit.bandit
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
 from hpc_toolkit.bandit.gp import space_filling_order
 from hpc_toolkit.bandit.rule import Stream, first_best
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 PACKAGE = Path(hpc_toolkit.bandit.__file__).parent
 LINE = ArmTable(tuple(Arm(f"a{k}", f"g{k % 3}", (float(k),)) for k in range(12)), ("layer",))

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,7 @@ from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.system import processes
 from hpc_toolkit.system.ranks import RankInfo
 from tests.fakeslurm import Programs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun
 
 
 @pytest.mark.parametrize(

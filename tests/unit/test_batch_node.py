@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.slurm.batch import node as preflight
 from hpc_toolkit.slurm.batch.node import StagingError, check_node, stage_paths, usable_gpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun
 
 
 def driver(*gpus: dict[str, Any]) -> dict[str, Any]:

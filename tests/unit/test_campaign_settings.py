@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,6 @@ from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run, re
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import NOOP, Played, toy
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BUDGET = {"budget": 6, "pending": 2}
 

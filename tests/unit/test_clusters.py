@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from hpc_toolkit.slurm.clusters.facts import (
     parse_cluster,
 )
 from hpc_toolkit.slurm.clusters.keys import KEYS, PARTITION_KEYS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def parse(text: str) -> Cluster:

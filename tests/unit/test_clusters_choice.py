@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from hpc_toolkit.slurm.clusters.choice import (
 )
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.fitting import Needs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOST = os.uname().nodename
 
@@ -66,12 +64,7 @@ def test_a_cluster_is_recognized_by_a_variable_and_says_so(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("pattern", "name"),
-    [
-        (HOST, "known"),
-        (f"{HOST[0]}*", "known"),
-        ("*.else.where", "generic"),
-    ],
+    ("pattern", "name"), [(HOST, "known"), (f"{HOST[0]}*", "known"), ("*.else.where", "generic")]
 )
 def test_a_pattern_must_be_that_of_the_whole_host_name(here: Path, pattern: str, name: str) -> None:
     identified(here, "known", f"hostname = '{pattern}'")

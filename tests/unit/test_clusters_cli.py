@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,6 @@ from hpc_toolkit.slurm.clusters import draft as clusterdraft
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.scontrol_outputs import ROUTED
 from tests.unit import jobcommands
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 call = partial(jobcommands.call, "cluster")
 

@@ -138,11 +138,7 @@ def test_every_option_with_a_default_has_a_variable(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("layers")
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [
-        ("HPCTK_CPUS_PER_TASK", "four"),
-        ("HPCTK_CPUS_PER_TASK", "9" * 5000),
-        ("HPCTK_QOS", "a\nb"),
-    ],
+    [("HPCTK_CPUS_PER_TASK", "four"), ("HPCTK_CPUS_PER_TASK", "9" * 5000), ("HPCTK_QOS", "a\nb")],
 )
 def test_a_variable_that_is_no_value_is_refused_by_its_name(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str

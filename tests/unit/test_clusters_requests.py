@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.slurm.clusters.draft import SlurmFacts
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.nodes import format_count, read_gres
 from hpc_toolkit.slurm.clusters.rights import ASSOCIATION, QOS, User, parse_rows
@@ -22,11 +24,6 @@ from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.submit.submission import of_request
 from tests.hostile import HOSTILE
 from tests.sites import Site, invented
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.slurm.clusters.draft import SlurmFacts
 
 ROWS = """Cluster|Account|Partition|QOS|Def QOS|MaxSubmit
 site|Lab||normal,over,long|normal|40

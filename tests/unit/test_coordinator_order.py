@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.coordinator import Coordinator
+from hpc_toolkit.campaign.settings import Campaign
 from hpc_toolkit.engines.localcampaign import make_campaign_run
+from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, toy, work
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from hpc_toolkit.campaign.settings import Campaign
-    from hpc_toolkit.queue.items import Segment
 
 CAMPAIGN = toy(
     {"policy": "gp-ucb", "budget": 4, "pending": 2, "asks": "window"},

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,17 +14,12 @@ from hpc_toolkit.bandit import Pull
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.decisions import Decision
 from hpc_toolkit.campaign.search import make_arms, metric_columns, policy_of
+from hpc_toolkit.campaign.settings import Campaign
 from hpc_toolkit.campaign.summary import summarize
 from hpc_toolkit.engines.localcampaign import resume_campaign
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hpc_toolkit.campaign.settings import Campaign
 
 ALL = tuple(SECONDS)
 FAMILIES: dict[str, dict[str, Any]] = {

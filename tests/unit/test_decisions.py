@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,6 @@ from hpc_toolkit.bandit import Observation, Pull
 from hpc_toolkit.campaign.decisions import SEARCH, Decision, Decisions, read_decisions
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.items import Segment, encode_segment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TELL = Observation("x", scores={"a": 0.5}, seconds={"a": 2.0}, failed=("b",))
 

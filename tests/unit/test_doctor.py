@@ -8,22 +8,18 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.doctor import examine, filesystem, locks, sides
-from hpc_toolkit.doctor.sides import Finding, Verdict
+from hpc_toolkit.doctor.sides import Finding, Report, Verdict
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.mounts import Mount
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpc_toolkit.doctor.sides import Report
 
 SETTLED = [
     *("filesystem", "mount options", "space", "sides", "exclusive names"),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.doctor.filesystem import check_mount
 from hpc_toolkit.doctor.sides import Side, Verdict, are_apart, side_of
 from hpc_toolkit.rundir.mounts import Mount, parse_mount
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NFS_LINE = (
     "42 25 0:45 / /scratch/my\\040lab rw,noatime shared:9 - nfs4 nas:/export/my\\040lab "

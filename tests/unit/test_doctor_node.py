@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,10 +15,6 @@ from hpc_toolkit.doctor import node
 from hpc_toolkit.doctor.sides import Verdict
 from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.system.gpus import ask_driver
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 CONFIG = """Configuration data as of 2026-01-01T00:00:00
 ClusterName             = narwhal

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -12,17 +13,13 @@ from hpc_toolkit.doctor.sides import side_of
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.rundir import mounts
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.mounts import Mount
 from hpc_toolkit.rundir.proof import Proof, believed, write_proof
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.worker.worker import Worker, WorkerOptions
+from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.rundir.layout import RunPaths
-    from tests.manualclock import ManualClock
 
 LEASE_S = 180.0
 BEAT_S = 10.0

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.results.sums import HostLoad, efficiency, read_loads
 from hpc_toolkit.system.record import asdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun
 
 # Two nodes, two tasks each, two CPUs per task. Step 0 ran on both, step 1 beside it on the first;
 # step 2 followed with two tasks of 300 MiB on one node.

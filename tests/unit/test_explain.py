@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.control import SILENT_NODE
 from hpc_toolkit.results.explain import explain, find_item
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def life_of(toy: ToyRun, text: str) -> dict[str, Any]:

@@ -7,16 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import FunctionType, MappingProxyType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hpc_toolkit.worker.fingerprints import fingerprint
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRIPT = """
 import collections, dataclasses, datetime, decimal, enum, functools, hashlib, math, os, pathlib, re

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +18,6 @@ from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.run import create_run
 from hpc_toolkit.rundir.layout import Manifest
 from tests.toyrun import ToyWorker, spec_of, units_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ITEMS = [{"lr": lr, "seed": seed} for lr in (1, 2) for seed in (0, 1)]
 STAGES = (

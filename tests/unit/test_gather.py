@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.rundir.journal import seal_line
 from tests.toyrun import FAULTS, Faults, ToyRun, ToyWorker, tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def finished(toy: ToyRun) -> ToyWorker:

@@ -110,7 +110,4 @@ def test_every_template_refuses_the_options_that_it_does_not_use() -> None:
                 render_script(spec, load_cluster("generic"), template)
             reasons.add(no.value.message.partition(": ")[2].replace(template, "TEMPLATE"))
 
-    assert reasons == {
-        "not used by the template TEMPLATE",
-        "not supported by plain scripts",
-    }
+    assert reasons == {"not used by the template TEMPLATE", "not supported by plain scripts"}

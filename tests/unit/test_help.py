@@ -7,8 +7,9 @@ import io
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -23,9 +24,6 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import by_name
 from tests import manpage
 from tests.documents import REPOSITORY, USER_DOCS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WIDTH = 80
 

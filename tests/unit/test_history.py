@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,9 +24,6 @@ from hpc_toolkit.rundir.journal import (
 )
 from tests.toyrun import ToyRun
 from tests.unit.test_queue_state import ITEMS, UNIT, PassPlan, plans, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def history_of(toy: ToyRun) -> History:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,9 +13,6 @@ from hpc_toolkit.results.progress import PAUSED, StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
 from tests.toyrun import ToyRun
 from tests.unit.jobcommands import call, refused
-
-if TYPE_CHECKING:
-    pass
 
 KEYS = ("HPCTK_STATE", "HPCTK_DONE", "HPCTK_FAILED", "HPCTK_LEFT")
 

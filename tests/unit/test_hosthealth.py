@@ -10,23 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.control import (
-    SILENT_NODE,
-    ControlReader,
-    HealthNotice,
-    give_health_notice,
-)
+from hpc_toolkit.queue.control import SILENT_NODE, ControlReader, HealthNotice, give_health_notice
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.state import AGAIN_WEIGHT
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
-from hpc_toolkit.worker.hosthealth import (
-    Health,
-    HostWatch,
-    Key,
-    Opinion,
-    judge,
-    may_wait,
-)
+from hpc_toolkit.worker.hosthealth import Health, HostWatch, Key, Opinion, judge, may_wait
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 
@@ -307,9 +295,7 @@ def notice(**changes: Any) -> HealthNotice:
     return HealthNotice(**{**fields, "at": 0.0, "reason": "", **changes})
 
 
-def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(
-    ward: Ward,
-) -> None:
+def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(ward: Ward) -> None:
     given = notice(reason="8 items", at=12.5)
     give_health_notice(ward.toy.paths, given)
     reader = ControlReader(ward.toy.paths)

@@ -7,7 +7,6 @@ import fcntl
 import io
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +61,10 @@ class Process:
 
         return self.kept.join(make)
 
+    def cannot_join(self) -> None:
+        with pytest.raises(OSError, match="Input/output"):
+            self.join()
+
     def fail(self, error: OSError = EIO) -> float:
         """Meet an error; the seconds until another name is tried."""
         self.pauses.clear()
@@ -92,8 +95,8 @@ def write(member: Membership, data: bytes) -> None:
     member.journal.sync()
 
 
-def refuse(*_: object) -> None:
-    raise EIO
+def refuse(*_: object, error: OSError = EIO) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("breaks", ["write", "sync", "after the write"])
@@ -133,8 +136,7 @@ def test_i1_lines_are_carried_on_until_a_name_could_write_them(
     for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", refuse)
-            with pytest.raises(OSError, match="Input/output"):
-                process.join()
+            process.cannot_join()
         process.fail()
 
     assert process.items(process.join().name) == [1]
@@ -152,8 +154,7 @@ def test_i3_the_former_names_have_finished_before_another_one_claims(
 
     with monkeypatch.context() as patch:
         patch.setattr(Membership, "end", refuse)
-        with pytest.raises(OSError, match="Input/output"):
-            process.join()
+        process.cannot_join()
     process.fail()
     last = process.join().name
 
@@ -172,8 +173,7 @@ def test_i3_a_lock_is_held_until_others_can_see_that_no_item_is_to_blame(
         patch.setattr(os, "pwrite", refuse)
         process.fail()
         assert not lock_is_free(process.toy.paths, name)
-        with pytest.raises(OSError, match="Input/output"):
-            process.join()
+        process.cannot_join()
     process.fail()
 
     assert process.presence(name).state in {DRAINING, FINISHED}
@@ -210,18 +210,13 @@ def test_rare_errors_during_a_long_item_do_not_count_as_idle_time(process: Proce
         assert process.fail() == pytest.approx(hiccups.FIRST_S)
 
 
-class FullFile(io.StringIO):
-    """A file on a disk that is full."""
-
-    def write(self, _text: str) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_a_worker_whose_standard_error_is_on_the_full_disk_waits(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     process.join()
-    monkeypatch.setattr(sys, "stderr", FullFile())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys.stderr, "write", partial(refuse, error=no_space))
 
     process.fail_until_the_end()
 
@@ -231,8 +226,7 @@ def test_a_name_that_cannot_be_made_leaves_no_worker_behind(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("hpc_toolkit.worker.membership.JournalWriter", refuse)
-        with pytest.raises(OSError, match="Input/output"):
-            process.join()
+        process.cannot_join()
     assert process.fail() > 0
     assert os.listdir(process.toy.paths.workers) == []
 
@@ -249,23 +243,18 @@ def test_an_error_that_does_not_pass_ends_the_worker_at_once(process: Process, c
     assert process.presence(member.name).note.startswith("gave up: ")
 
 
-def request_by_file(process: Process) -> None:
-    ask_to_drain(process.toy.paths, [process.kept.names[0]])
-
-
-def request_by_signal(process: Process) -> None:
-    process.kept.drain.request("got SIGTERM", 5.0)
-
-
-@pytest.mark.parametrize("request_exit", [request_by_file, request_by_signal])
+@pytest.mark.parametrize("by_file", [True, False])
 @pytest.mark.parametrize("has_results", [False, True])
 def test_a_request_to_exit_ends_the_wait_and_leaves_results_the_grace_period(
-    process: Process, request_exit: Callable[[Process], None], has_results: bool
+    process: Process, by_file: bool, has_results: bool
 ) -> None:
     member = process.join()
     if has_results:
         member.journal.unsynced.append(line(1))
-    request_exit(process)
+    if by_file:
+        ask_to_drain(process.toy.paths, [member.name])
+    else:
+        process.kept.drain.request("got SIGTERM", 5.0)
     since = process.clock.monotonic()
 
     with pytest.raises(RunError, match="cannot write to"):
@@ -297,8 +286,7 @@ def test_names_that_cannot_write_hold_no_descriptors(
     before = os.listdir("/proc/self/fd")
     monkeypatch.setattr(os, "fdatasync", refuse)
     for _ in range(50):
-        with pytest.raises(OSError, match="Input/output"):
-            process.join()
+        process.cannot_join()
         process.fail()
 
     assert len(os.listdir("/proc/self/fd")) == len(before)
@@ -317,8 +305,7 @@ def test_a_name_finds_what_a_former_one_wrote_however_many_wrote_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("hpc_toolkit.worker.membership.JournalWriter", refuse)
         for _ in range(60):
-            with pytest.raises(OSError, match="Input/output"):
-                process.join()
+            process.cannot_join()
             process.fail()
     last = process.join().name
 
@@ -340,14 +327,10 @@ def test_i4_a_lock_that_may_be_held_later_is_not_given_up(
 
     with monkeypatch.context() as patch:
         no_locks = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-        patch.setattr(fcntl, "flock", partial(raise_it, no_locks))
+        patch.setattr(fcntl, "flock", partial(refuse, error=no_locks))
         WorkerLock(path).close()
     # An NFS server may run out of locks for one call, and answer the next test.
     assert not path.exists()
-
-
-def raise_it(error: OSError, *_: object) -> None:
-    raise error
 
 
 @pytest.mark.parametrize("kind", ["done", "failed", "permanent"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +62,8 @@ def disturbed(fast_dir: Path) -> ToyRun:
 
 
 def test_attempts_have_times_hosts_numbers_and_outcomes(disturbed: ToyRun) -> None:
-    found = [
-        (
-            one.item,
-            one.generation,
-            one.number,
-            one.worker,
-            one.host,
-            one.begin,
-            one.end,
-            one.outcome,
-        )
-        for one in attempts(history_of(disturbed))
-    ]
+    fields = ("item", "generation", "number", "worker", "host", "begin", "end", "outcome")
+    found = list(map(attrgetter(*fields), attempts(history_of(disturbed))))
 
     # An item's first result of the lowest generation counts, even if it arrives last.
     assert found == [
@@ -189,14 +179,12 @@ def test_lines_are_the_same_for_every_size_of_the_chunk(tmp_path: Path, chunk: i
     data = b"".join([*lines, release, *lines[:1]])
     path.write_bytes(data + b"torn")
 
+    wanted = [line for line in data.splitlines(keepends=True) if line != b"damaged\n"]
+
     found = list(read_lines(path, 0, len(data) + 4, chunk))
 
-    assert [one.record for one in found] == [
-        json.loads(line) | {} for line in data.splitlines() if line != b"damaged"
-    ]
-    assert [data[one.start : one.end] for one in found] == [
-        line + b"\n" for line in data.splitlines() if line != b"damaged"
-    ]
+    assert [one.record for one in found] == list(map(json.loads, wanted))
+    assert [data[one.start : one.end] for one in found] == wanted
     got = next_release(path, 0, len(data), chunk)
     assert got is not None
     assert got["type"] == "release"

@@ -8,18 +8,16 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.cli import render as render_command
-from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.engines.kubernetes import KINDS, ONLY_OF, Kind, ManifestSpec, render_manifest
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.render.file import origin
 from tests.hostile import HOSTILE
 from tests.manifestexamples import EXAMPLES, REQUESTS, rendered
 from tests.manifestrules import check, expanded, objects_of, read
+from tests.unit.jobcommands import call
 
 IMAGE = "reg.io/a/b:1"
 NEEDED: dict[Kind, dict[str, Any]] = {
@@ -32,15 +30,18 @@ def spec(kind: Kind = "kubernetes-ddp", **given: Any) -> ManifestSpec:
     return ManifestSpec(**{"kind": kind, "image": IMAGE, **NEEDED[kind], **given})
 
 
-def call(*arguments: str) -> Result:
-    app = Commands(help="")
-    render_command.register(app)
-    return CliRunner().invoke(app, ["render", *arguments])
-
-
 @pytest.mark.parametrize("name", REQUESTS)
-def test_examples_are_taken_by_all_versions_and_fit_together(name: str) -> None:
-    check(read((EXAMPLES / name).read_text(encoding="ascii")))
+def test_examples_are_taken_by_all_versions_and_rendered_again_from_their_first_lines(
+    name: str,
+) -> None:
+    text = (EXAMPLES / name).read_text(encoding="ascii")
+    check(read(text))
+    argv = shlex.split(text.splitlines()[2].removeprefix("#"))
+    end = argv.index("--") if "--" in argv else len(argv)
+
+    result = call("render", *argv[2:end], "-o", "-", *argv[end:])
+
+    assert result.stdout == text
 
 
 def test_committed_examples_are_what_is_rendered() -> None:
@@ -149,23 +150,8 @@ def test_a_value_that_no_cluster_takes_is_refused_with_what_to_write(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", REQUESTS)
-def test_the_first_lines_say_how_to_render_it_again(name: str) -> None:
-    text = (EXAMPLES / name).read_text(encoding="ascii")
-    argv = shlex.split(text.splitlines()[2].removeprefix("#"))
-    end = argv.index("--") if "--" in argv else len(argv)
-
-    result = call(*argv[2:end], "-o", "-", *argv[end:])
-
-    assert result.stdout == text
-
-
-TEXT_FIELDS = [
-    field.name for field in fields(ManifestSpec) if re.fullmatch(r"str( \| None)?", str(field.type))
-]
-LIST_FIELDS = [
-    field.name for field in fields(ManifestSpec) if str(field.type).startswith("tuple[str")
-]
+def fields_of(kind: str) -> list[str]:
+    return [field.name for field in fields(ManifestSpec) if re.fullmatch(kind, str(field.type))]
 
 
 def kind_of(field: str) -> Kind:
@@ -224,10 +210,11 @@ def taint(toleration: dict[str, str]) -> str:
     return "".join(mark + toleration[key] for key, mark in marks.items() if key in toleration)
 
 
-@pytest.mark.parametrize("field", TEXT_FIELDS)
+@pytest.mark.parametrize("field", fields_of(r"str( \| None)?"))
 def test_a_hostile_text_is_refused_or_stays_one_value(field: str) -> None:
     kind = kind_of(field)
-    fields_and_values = count(objects_of(request_of(kind, **plain(field))))
+    fine = {"time": "1:00:00", "user": "7", "gpu_resource": "a.b/c", "mem": "64G", "shm": "1G"}
+    fields_and_values = count(objects_of(request_of(kind, **{field: fine.get(field, "x")})))
     for text in HOSTILE:
         if (error := refusal(kind, **{field: text})) is not None:
             assert error.hint, text
@@ -237,13 +224,6 @@ def test_a_hostile_text_is_refused_or_stays_one_value(field: str) -> None:
         assert count(objects_of(request)) == fields_and_values
 
 
-def plain(field: str) -> dict[str, Any]:
-    """A value of the field that nothing is odd about."""
-    fine = {"time": "1:00:00", "user": "7", "gpu_resource": "a.b/c"}
-    fine |= {"mem": "64G", "shm": "1G"}
-    return {field: fine.get(field, "x")}
-
-
 def count(data: Any) -> int:
     """How many keys and values there are."""
     if isinstance(data, dict):
@@ -251,7 +231,7 @@ def count(data: Any) -> int:
     return sum(map(count, data)) if isinstance(data, list) else 1
 
 
-@pytest.mark.parametrize("field", LIST_FIELDS)
+@pytest.mark.parametrize("field", fields_of(r"tuple\[str.*"))
 def test_a_hostile_part_of_a_list_is_refused_or_stays_one_value(field: str) -> None:
     first = ("train.py",) if field == "command" else ()
     for text in HOSTILE:
@@ -275,12 +255,13 @@ def refusal(kind: Kind, **asked: Any) -> HpcToolkitError | None:
 
 
 PRINTABLE = st.text(max_size=20).filter(str.isprintable)
+WORDS = [
+    *("y", "No", "1e3", "0o17", "0x1f", "1_000", "~", "null", ".inf", "1:30", "=", "a: b", "- a"),
+    *("$(A)", "$$(A)", "$", "$$", "---", "...", "#x", "%x", "&a", "*a"),
+]
 TRICKY = st.one_of(
     PRINTABLE,
-    st.sampled_from(["y", "No", "1e3", "0o17", "0x1f", "1_000", "~", "null", ".inf", "1:30", "="]),
-    st.sampled_from(
-        ["$(A)", "$$(A)", "$", "$$", "a: b", "- a", "---", "...", "#x", "%x", "&a", "*a"]
-    ),
+    st.sampled_from(WORDS),
     st.from_regex(r"\A[-+0-9.eE_:xo]{1,8}\Z"),
 )
 LABEL = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?\Z")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,10 @@ def mount(kind: str, *options: str) -> Mount:
 
 
 def test_a_line_of_mountinfo_gives_point_type_source_and_both_sets_of_options() -> None:
-    assert parse_mount(NFS_LINE) == Mount(
-        "/scratch/my lab",
-        "nfs4",
-        "nas:/export/my lab",
-        ("rw", "noatime", "vers=4.2", "hard", "local_lock=none"),
-    )
+    options = ("rw", "noatime", "vers=4.2", "hard", "local_lock=none")
+    found = parse_mount(NFS_LINE)
+
+    assert found == Mount("/scratch/my lab", "nfs4", "nas:/export/my lab", options)
 
 
 @pytest.mark.parametrize(
@@ -90,17 +87,10 @@ def test_flock_is_local_where_the_options_say_so(option: str, local: bool) -> No
     assert mount("nfs", option).locks_are_local is local
 
 
-@pytest.fixture
-def side(tmp_path: Path) -> Callable[..., Side]:
-    def change(**changes: object) -> Side:
+def test_two_kernels_or_two_mounts_are_apart_and_two_names_of_one_are_not(tmp_path: Path) -> None:
+    def side(**changes: object) -> Side:
         return Side.from_json({**side_of(tmp_path).to_json(), **changes})
 
-    return change
-
-
-def test_two_kernels_or_two_mounts_are_apart_and_two_names_of_one_are_not(
-    side: Callable[..., Side],
-) -> None:
     assert are_apart(side(boot="a"), side(boot="b"))
     assert are_apart(side(device=1), side(device=2))
     assert not are_apart(side(host="a", path="/a"), side(host="b", path="/b"))

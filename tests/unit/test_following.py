@@ -188,9 +188,9 @@ def test_r17_a_retry_revives_what_was_skipped_also_after_the_seal(tmp_path: Path
     view = world.views[0]
 
     world.attempt(0, "train", "000001-2", 3, "permanent", 1)
-    world.run_pending(1)
-    while world.publish(0):
+    for _ in range(5):
         world.run_pending(1)
+        world.publish(0)
     assert (world.counts(), view.complete) == ([4, 3, 1, 0], True)
 
     assert world.retry() == 1

@@ -22,18 +22,13 @@ def parse(text: str) -> Cluster:
     return parse_cluster(text, file="site.toml", name="site")
 
 
-def test_cluster_names_are_the_files_of_the_repository() -> None:
+def test_builtin_clusters_load_and_say_where_their_facts_are_from() -> None:
     assert cluster_names() == ["generic", "killarney", "lab"]
-
-
-@pytest.mark.parametrize("name", cluster_names())
-def test_builtin_cluster_loads_and_says_where_its_facts_are_from(name: str) -> None:
-    cluster = load_cluster(name)
-
-    assert cluster.name == name
-    assert cluster.file == f"clusters/{name}.toml"
-    assert cluster.description
-    assert name == "generic" or (cluster.source and cluster.checked)
+    for name in cluster_names():
+        cluster = load_cluster(name)
+        assert (cluster.name, cluster.file) == (name, f"clusters/{name}.toml")
+        assert cluster.description
+        assert name == "generic" or (cluster.source and cluster.checked)
 
 
 def test_load_cluster_by_path_takes_the_name_of_the_file(tmp_path: Path) -> None:
@@ -44,13 +39,6 @@ def test_load_cluster_by_path_takes_the_name_of_the_file(tmp_path: Path) -> None
 
     assert (cluster.name, cluster.gpus_per_node, cluster.mem_per_node_mib) == ("mine", 2, 2**20)
     assert cluster.written("gpus_per_node") == f"{path}: gpus_per_node"
-
-
-def test_load_cluster_of_an_unknown_name_gives_the_near_miss() -> None:
-    with pytest.raises(ConfigError, match="unknown cluster: 'kilarney'") as caught:
-        load_cluster("kilarney")
-
-    assert "did you mean 'killarney'?" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -68,17 +56,13 @@ def test_load_cluster_of_an_unreadable_file_is_refused(
         load_cluster(str(path))
 
 
-@pytest.mark.parametrize("name", ["a\0b", "x\n.toml", "../x\x1b/y"])
-def test_load_cluster_of_a_name_with_control_characters_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="control character"):
-        load_cluster(name)
-
-
-def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
-    with pytest.raises(ConfigError, match=r"site\.toml: unknown key 'gpu_per_node'") as caught:
-        parse("gpu_per_node = 4")
-
-    assert caught.value.hint == "did you mean 'gpus_per_node'?"
+def test_load_cluster_of_an_unknown_or_unprintable_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown cluster: 'kilarney'") as caught:
+        load_cluster("kilarney")
+    assert "did you mean 'killarney'?" in caught.value.hint
+    for name in ("a\0b", "x\n.toml", "../x\x1b/y"):
+        with pytest.raises(ConfigError, match="control character"):
+            load_cluster(name)
 
 
 @pytest.mark.parametrize(
@@ -133,16 +117,17 @@ def test_value_out_of_range_is_refused_with_file_and_key(line: str, key: str) ->
 
 
 @pytest.mark.parametrize(
-    ("line", "table", "near"),
+    ("line", "where", "near"),
     [
-        ("defaults = {tiem = '5'}", "defaults", "time"),
-        ("partitions = [{name='a', max_walltime='5', node=1}]", r"partitions\.a", "nodes"),
+        ("gpu_per_node = 4", "unknown key 'gpu_per_node'", "gpus_per_node"),
+        ("defaults = {tiem = '5'}", "defaults: unknown key", "time"),
+        ("partitions = [{name='a', node=1}]", r"partitions\.a: unknown key", "nodes"),
     ],
 )
-def test_unknown_key_of_a_table_is_refused_with_the_near_miss(
-    line: str, table: str, near: str
+def test_unknown_key_is_refused_with_its_place_and_the_near_miss(
+    line: str, where: str, near: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"site\.toml: {table}: unknown key") as caught:
+    with pytest.raises(ConfigError, match=rf"site\.toml: {where}") as caught:
         parse(line)
 
     assert caught.value.hint == f"did you mean {near!r}?"

@@ -78,17 +78,6 @@ def test_tables_are_merged_key_by_key_and_lists_are_replaced(layers: Layers) -> 
     assert lab.written("defaults.time") == "clusters/lab.toml: defaults.time"
 
 
-def test_the_project_is_the_current_directory_and_none_above(
-    layers: Layers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers.write("project", "mine", "nodes = 3")
-    below = layers.directories["project"].parent / "below"
-    below.mkdir()
-    monkeypatch.chdir(below)
-
-    assert "mine" not in cluster_names()
-
-
 def test_a_cluster_named_by_its_path_has_one_file_and_the_variables(
     layers: Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +88,11 @@ def test_a_cluster_named_by_its_path_has_one_file_and_the_variables(
     lab = load_cluster("./lab.toml")
 
     assert (lab.nodes, lab.cpus_per_node, lab.defaults) == (3, None, (("account", "me"),))
+    # The project is the current directory, and none above it.
+    layers.write("project", "mine", "nodes = 3")
+    assert "mine" in cluster_names()
+    monkeypatch.chdir(layers.directories["project"])
+    assert "mine" not in cluster_names()
 
 
 def test_extends_starts_from_another_cluster_but_not_from_how_it_is_recognized(
@@ -114,12 +108,8 @@ def test_extends_starts_from_another_cluster_but_not_from_how_it_is_recognized(
     assert big.file == user
     assert big.written("gpu_type") == "clusters/lab.toml: gpu_type"
     assert {"note", "accounting"} <= dict(big.facts).keys()
-
-
-def test_extends_in_a_circle_is_refused(layers: Layers) -> None:
     layers.write("user", "a", "extends = 'b'")
     layers.write("user", "b", "extends = 'a'")
-
     with pytest.raises(ConfigError, match="a extends b extends a: a circle"):
         load_cluster("a")
 
@@ -160,21 +150,18 @@ def test_a_file_that_everybody_may_write_is_refused(layers: Layers, layer: str) 
     assert caught.value.hint.startswith("chmod o-w ")
 
 
-def test_a_file_in_a_directory_that_everybody_may_write_is_refused(layers: Layers) -> None:
+def test_a_file_in_a_directory_that_everybody_may_write_is_refused_unless_it_is_sticky(
+    layers: Layers,
+) -> None:
     layers.write("project", "lab", "nodes = 2")
-    layers.directories["project"].chmod(0o777)
-
-    with pytest.raises(ConfigError, match="it is world-writable"):
-        load_cluster("lab")
-    with pytest.raises(ConfigError, match="it is world-writable"):
-        load_cluster("./clusters/lab.toml")
-
-
-def test_a_sticky_directory_is_no_risk_for_a_file_of_ones_own(layers: Layers) -> None:
-    layers.write("project", "lab", "nodes = 2")
-    layers.directories["project"].chmod(0o1777)
-
-    assert load_cluster("lab").nodes == 2
+    for mode in (0o777, 0o1777):
+        layers.directories["project"].chmod(mode)
+        for name in ("lab", "./clusters/lab.toml"):
+            if mode == 0o777:
+                with pytest.raises(ConfigError, match="it is world-writable"):
+                    load_cluster(name)
+            else:
+                assert load_cluster(name).nodes == 2
 
 
 def test_a_link_is_as_safe_as_the_directory_that_it_leads_to(

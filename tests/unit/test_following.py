@@ -120,6 +120,7 @@ class World:
         for generation in range(4, 40):
             self.retry()
             self.run_pending(generation)
+            self.check()
             if not self.publish(0) and self.views[0].complete:
                 break
         else:

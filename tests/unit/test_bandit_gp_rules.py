@@ -27,14 +27,6 @@ def told(policy: Policy, scores: dict[int, float]) -> Policy:
 HILL = {0: 0.1, 10: 0.5, 20: 0.8, 30: 0.6, 45: 0.2, 60: 0.1}
 
 
-def posterior_of(scores: dict[int, float], count: int) -> Posterior:
-    """The posterior that a policy has on a line."""
-    values = np.array([scores[arm] for arm in sorted(scores)])
-    points = line(count).standardised.values
-    x, y = points[sorted(scores)], (values - values.mean()) / values.std()
-    return Posterior(x, y, points, fit(x, y))
-
-
 def test_log_expected_improvement_agrees_with_numbers_of_any_precision() -> None:
     mpmath = pytest.importorskip("mpmath")
     z = np.array([-300.0, -60.0, -37.6, -30.5, -29.5, -12.0, -6.0, -1.0, 0.0, 0.5, 4.0, 20.0])
@@ -52,7 +44,9 @@ def test_log_expected_improvement_agrees_with_numbers_of_any_precision() -> None
 
 def test_gp_ei_maximises_the_improvement_over_the_best_mean() -> None:
     policy = told(make_policy("gp-ei", line(61), 0), HILL)
-    posterior = posterior_of(HILL, 61)
+    values, points = np.array(list(HILL.values())), line(61).standardised.values
+    x, y = points[list(HILL)], (values - values.mean()) / values.std()
+    posterior = Posterior(x, y, points, fit(x, y))
     best = posterior.mean[sorted(HILL)].max()
     improvement = log_expected_improvement(posterior.mean, posterior.sd, best)
     improvement[sorted(HILL)] = -math.inf
@@ -87,15 +81,8 @@ def test_gp_ucb_maximises_the_bound_over_the_features_that_its_option_names(
 
 @pytest.mark.parametrize("name", GP_RULES)
 def test_gp_rules_do_not_depend_on_the_units_of_scores(name: str) -> None:
-    asked = [
-        [
-            proposal.arm
-            for proposal in told(
-                make_policy(name, line(61), 5),
-                {a: 1e3 * factor + s * factor for a, s in HILL.items()},
-            ).ask(4)
-        ]
-        for factor in (1.0, 8.0)
-    ]
+    def asked(factor: float) -> list[str]:
+        scores = {arm: factor * (1e3 + score) for arm, score in HILL.items()}
+        return [one.arm for one in told(make_policy(name, line(61), 5), scores).ask(4)]
 
-    assert asked[0] == asked[1]
+    assert asked(1.0) == asked(8.0)

@@ -15,12 +15,12 @@ from hpc_toolkit.bandit import (
     Observation,
     Policy,
     Pull,
-    Recommendation,
     TaskSet,
     make_policy,
 )
 from hpc_toolkit.bandit.asktell import RULES
 from hpc_toolkit.errors import ConfigError
+from tests.unit.test_bandit_policy import best_of
 
 TASKS = TaskSet(("slow", "quick", "middle", "long", "short"), (9.0, 1.0, 4.0, 16.0, 2.0))
 UNTIMED = TaskSet(TASKS.names)
@@ -39,13 +39,6 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 campaigns = settings(max_examples=12, deadline=None)
 seeds = st.integers(0, 2**64)
 some_tasks = st.just(list(TASKS.names)) | st.lists(st.sampled_from(TASKS.names), min_size=1)
-
-
-def best_of(policy: Policy) -> Recommendation:
-    """The best arm of a policy that knows one."""
-    best = policy.best()
-    assert best is not None
-    return best
 
 
 def grid(steps: int, layers: int) -> ArmTable:

@@ -15,20 +15,13 @@ from hpc_toolkit.bandit import (
     ArmTable,
     Observation,
     Policy,
-    Recommendation,
     TaskSet,
     make_policy,
 )
 from hpc_toolkit.bandit.racing import survivors
 from hpc_toolkit.bandit.rewards import best_row
 from hpc_toolkit.bandit.rule import Stream
-
-
-def best_of(policy: Policy) -> Recommendation:
-    """The best arm of a policy that knows one."""
-    best = policy.best()
-    assert best is not None
-    return best
+from tests.unit.test_bandit_policy import best_of
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -182,8 +175,3 @@ def test_race_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
     assert best.arm == "a11"
     assert best.dropped == names(lost)
     assert set(best.tasks) <= set(names(9)) - set(names(lost))
-
-
-def timed(arm: str, seconds: Mapping[str, float], failed: tuple[str, ...] = ()) -> Observation:
-    scores = {task: 0.5 for task in seconds if task not in failed}
-    return Observation(arm, scores, seconds=seconds, failed=failed)

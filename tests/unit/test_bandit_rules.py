@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
@@ -20,16 +19,6 @@ PACKAGE = Path(hpc_toolkit.bandit.__file__).parent
 LINE = ArmTable(tuple(Arm(f"a{k}", f"g{k % 3}", (float(k),)) for k in range(12)), ("layer",))
 
 
-def table_of(rows: Mapping[str, tuple[float, ...]], *names: str) -> ArmTable:
-    """A table from ``{"group/arm": features}``."""
-    arms = [Arm(arm, arm.partition("/")[0], row) for arm, row in rows.items()]
-    return ArmTable(tuple(arms), names)
-
-
-def score(value: float) -> dict[str, float]:
-    return {"task": value}
-
-
 def test_first_best_takes_the_first_of_values_that_differ_by_rounding() -> None:
     assert first_best([0.1, 0.3, 0.1 + 0.2, 0.3 - 1e-9]) == 1
     assert first_best([0.3, 0.3 + 1e-11]) == 1
@@ -42,16 +31,13 @@ def test_space_filling_order_takes_the_farthest_point_and_the_lowest_of_equals()
     assert space_filling_order(points, seed, 5) == [2, 0, 4, 1, 3]
 
 
-def line(count: int) -> ArmTable:
-    return table_of({f"g/{i}": (float(i),) for i in range(count)}, "x")
-
-
 @pytest.mark.parametrize(("beta", "places"), [(0, range(6, 11)), (2, range(91, 101))])
 def test_gp_ucb_explores_as_far_as_beta_says(beta: float, places: range) -> None:
-    table = line(101)
+    line = [Arm(f"g/{index}", "g", (float(index),)) for index in range(101)]
+    table = ArmTable(tuple(line), ("x",))
     policy = make_policy("gp-ucb", table, 0, beta=beta)
     for index in (0, 4, 8, 12, 16, 20):
-        policy.tell(Observation(table.ids[index], score(-abs(index - 8) / 10)))
+        policy.tell(Observation(table.ids[index], {"task": -abs(index - 8) / 10}))
 
     assert table.index(policy.ask(1)[0].arm) in places
 

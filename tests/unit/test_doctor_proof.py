@@ -126,7 +126,7 @@ def test_i6_only_with_a_proof_a_free_lock_and_a_missed_heartbeat_are_a_death(
 ) -> None:
     if proven:
         prove(paths)
-    of = {"host": "elsewhere", "boot": "other", "pid": 1, "rank": 0, "job": None}
+    of: dict[str, Any] = {"host": "elsewhere", "boot": "other", "pid": 1, "rank": 0, "job": None}
     paths.worker_lock("w").touch()
     PresenceFile(paths.worker("w"), Presence(worker="w", interval_s=BEAT_S, **of))
     watching = Liveness(

@@ -92,8 +92,9 @@ def test_what_is_not_a_run_is_refused_and_the_run_nearby_named(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "message", "hint"),
     [
-        *((one, "is damaged", "") for one in (FULL.to_bytes()[:-20], b"[]", b"\xff\xfe")),
-        *((changed(**one), "is damaged", "") for one in ({"stages": [{}]}, {"provenance": None})),
+        *((text, "is damaged", "") for text in (FULL.to_bytes()[:-20], b"[]", b"\xff\xfe")),
+        (changed(stages=[{"name": "items"}]), "is damaged", ""),
+        (changed(provenance=None), "is damaged", ""),
         # The name of a stage is that of a directory of the run.
         *(
             (with_stages(name=name), "is damaged: (Value|Type)Error", "")

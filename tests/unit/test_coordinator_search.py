@@ -35,12 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "evaluations": {"policy": "gp-ei", "evaluations": 20, "pending": 2, "asks": "window"},
     "hours": {"policy": "random", "gpu_hours": 0.1, "pending": 3},
-    "till nothing is left": {
-        "policy": "random",
-        "evaluations": 1000,
-        "pending": 2,
-        "asks": "window",
-    },
+    "all": {"policy": "random", "evaluations": 1000, "pending": 2, "asks": "window"},
 }
 
 
@@ -174,19 +169,10 @@ def test_wall_hours_add_up_over_coordinators_and_end_the_search(
     assert decisions[: len(before)] == before
     assert [one.wall_s for one in decisions] == [0.0, 900.0, 1800.0, 2700.0]
     assert played.coordinate() == decisions, "one that is started again asks for more"
-
-
-def test_the_coordinator_asks_for_nothing_behind_the_seal(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was decided that the hours have passed; who is started then has no hour behind it."""
-    campaign = toy({"policy": "random", "wall_hours": 1.0, "pending": 2})
-    played = Played(fast_dir / "r", campaign, monkeypatch)
-    played.waits_s = 3600.0
-    played.coordinate()
-    assert len(played.decisions()) == 1
-
-    assert len(played.coordinate()) == 1
+    # The hours have passed at once; the coordinator that is started then has none behind it.
+    brief = Played(fast_dir / "brief", campaign, monkeypatch)
+    brief.waits_s = 3600.0
+    assert len(brief.coordinate()) == len(brief.coordinate()) == 1
 
 
 def test_a_restart_takes_recorded_asks_from_the_log_even_if_the_policy_would_ask_otherwise(

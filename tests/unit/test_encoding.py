@@ -48,16 +48,9 @@ def pair(value: Any, other: Any = None) -> tuple[Any, Any]:
 def report(value: Any, values: Path | None = None) -> tuple[bytes, dict[str, Any]]:
     """The kind of the message about a result, and its journal line."""
     sent: list[tuple[bytes, bytes]] = []
-    request = {
-        "stage": "items",
-        "unit": "000001-0",
-        "generation": 1,
-        "positions": [0],
-        "deadline": None,
-        "expected_s": 0.0,
-        "failures_left": 8,
-        "values": None if values is None else str(values),
-    }
+    request: dict[str, Any] = {"stage": "items", "unit": "000001-0", "generation": 1}
+    request |= {"positions": [0], "deadline": None, "expected_s": 0.0, "failures_left": 8}
+    request["values"] = None if values is None else str(values)
     Report(request, lambda kind, text: sent.append((kind, text))).result(value)
     ((kind, text),) = sent
     return kind, json.loads(text + b"}")

@@ -158,8 +158,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     return found
 
 
-def controller(programs: Programs, present: str, *, then: str = "") -> None:
-    """A Slurm whose job 17 has the nodes ``present``; ``then`` others, once it got a list.
+def controller(programs: Programs, present: str) -> None:
+    """A Slurm whose job 17 has the nodes ``present``.
 
     As from the real one, a list with another node is refused (Slurm 22.05 to 26.05).
     """
@@ -172,7 +172,6 @@ case $* in
   "show hostnames n[1-3]") echo n1 n2 n3; exit;;
   "show hostnames "*) cat {now}; exit;;
 esac
-{f'echo "{then}" >{now}' if then else ":"}
 for node in $(echo "${{3#NodeList=}}" | tr , ' '); do
   case " $(cat {now}) " in
     *" $node "*) ;;
@@ -182,18 +181,6 @@ done
 echo "${{3#NodeList=}}" | tr , ' ' >{now}
 """
     programs.add("scontrol", update)
-
-
-def updates(programs: Programs) -> list[str]:
-    """The lists of nodes that Slurm was to leave the job."""
-    head = "update JobId=17 "
-    return [one.removeprefix(head) for one in programs.calls("scontrol") if one.startswith(head)]
-
-
-def shrink(run: ToyRun) -> list[list[str]]:
-    """The nodes that are given back each time."""
-    rank = RankInfo.from_environ({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"})
-    return list(shrink_job(run.paths, rank, NODES, every_s=0.01))
 
 
 @pytest.mark.parametrize(
@@ -208,8 +195,11 @@ def test_shrink_tells_slurm_which_nodes_to_keep_and_leaves_out_those_that_the_jo
         if node in given_back:
             worker.finish()
 
-    assert shrink(toy) == [given_back]
-    assert updates(programs) == ["NodeList=n1"]
+    job = RankInfo(job_id="17", restart=1)
+
+    assert list(shrink_job(toy.paths, job, NODES, every_s=0.01)) == [given_back]
+    updates = [one for one in programs.calls("scontrol") if one.startswith("update ")]
+    assert updates == ["update JobId=17 NodeList=n1"]
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,6 @@ class Layers:
 @pytest.fixture
 def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layers:
     made = Layers(tmp_path)
-    for name in [name for name in os.environ if name.startswith("HPCTK_")]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("HPCTK_SITE_CLUSTERS", str(made.directories["site"]))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path / "here")
@@ -55,12 +53,10 @@ def test_later_layers_win_key_by_key_and_each_key_knows_its_file(
 
     lab = load_cluster("lab")
 
-    assert (lab.nodes, lab.cpus_per_node, lab.gpu_type) == (20, 30, "c")
-    assert lab.gpus_per_node == 4
-    assert lab.written("gpus_per_node") == "clusters/lab.toml: gpus_per_node"
-    assert lab.written("nodes") == f"{site}: nodes"
-    assert lab.written("cpus_per_node") == f"{user}: cpus_per_node"
-    assert lab.written("gpu_type") == f"{project}: gpu_type"
+    assert (lab.nodes, lab.cpus_per_node, lab.gpu_type, lab.gpus_per_node) == (20, 30, "c", 4)
+    written = {"gpus_per_node": "clusters/lab.toml", "nodes": site, "cpus_per_node": user}
+    for key, file in {**written, "gpu_type": project}.items():
+        assert lab.written(key) == f"{file}: {key}"
     assert lab.written("defaults.qos") == "$HPCTK_QOS"
     assert dict(lab.defaults)["qos"] == "low"
 
@@ -71,8 +67,7 @@ def test_tables_are_merged_key_by_key_and_lists_are_replaced(layers: Layers) -> 
 
     lab = load_cluster("lab")
 
-    assert lab.modules == ("c",)
-    assert dict(lab.env) == {"A": "1", "B": "2"}
+    assert (lab.modules, dict(lab.env)) == (("c",), {"A": "1", "B": "2"})
     assert dict(lab.defaults) == {"time": 1800, "qos": "q"}
     assert lab.written("defaults") == f"{user}, clusters/lab.toml: defaults"
     assert lab.written("defaults.time") == "clusters/lab.toml: defaults.time"

@@ -207,3 +207,28 @@ def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
     found = summarize(run.view, made("window"))
     assert found is not None
     assert found.ended == "requested 9 arms, the budget is 9"
+
+
+def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = toy(
+        {"policy": "gp-ucb", "budget": 4, "pending": 2, "asks": "window"},
+        models=[{"name": "s", "layers": 2, "size": 1000, "steps": [0, 1]}],
+    )
+    Played(fast_dir / "r", campaign, monkeypatch).coordinate()
+    view = Run.open(fast_dir / "r").view
+    view.poll()
+    orders: list[list[Any]] = []
+
+    first, *others = view.stages["tasks"].log.segments.values()
+    for segment in (first, *others):
+        lines = dict(zip(segment.order or range(segment.count), segment.items(), strict=True))
+        tasks = [json.loads(lines[given])["task"] for given in sorted(lines)]
+        orders += [tasks[at : at + 3] for at in range(0, len(tasks), 3)]
+    assert orders[:2] == [list(SECONDS)] * 2  # two arms at once, of which nothing is known
+    for group in range(len(first.groups)):
+        kinds = [first.kind_of(unit) for unit in first.units if unit.group == group]
+        assert kinds == sorted(kinds), "the longest task of every arm before the next one"
+    assert {first.kind_of(unit) for unit in first.units} == {0, 1, 2}
+    assert orders[2:] == [["c", "b", "a"]] * 2

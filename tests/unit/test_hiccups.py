@@ -7,6 +7,8 @@ import fcntl
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +101,13 @@ def refuse(*_: object, error: OSError = EIO) -> None:
     raise error
 
 
+@contextmanager
+def failing(call: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call, refuse)
+        yield
+
+
 @pytest.mark.parametrize("breaks", ["write", "sync", "after the write"])
 def test_i1_another_name_writes_what_the_journal_of_the_former_one_lacks(
     process: Process, monkeypatch: pytest.MonkeyPatch, breaks: str
@@ -127,24 +136,19 @@ def test_i1_another_name_writes_what_the_journal_of_the_former_one_lacks(
     assert process.items(former.name) == ([0] if breaks == "write" else [0, 1])
 
 
-def test_i1_lines_are_carried_on_until_a_name_could_write_them(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i1_lines_are_carried_on_until_a_name_could_write_them(process: Process) -> None:
     former = process.join()
     former.journal.unsynced.append(line(1))
     process.fail()
     for _ in range(2):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fdatasync", refuse)
+        with failing("os.fdatasync"):
             process.cannot_join()
         process.fail()
 
     assert process.items(process.join().name) == [1]
 
 
-def test_i3_the_former_names_have_finished_before_another_one_claims(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i3_the_former_names_have_finished_before_another_one_claims(process: Process) -> None:
     former = process.join()
     process.fail()
     waiting = process.presence(former.name)
@@ -152,8 +156,7 @@ def test_i3_the_former_names_have_finished_before_another_one_claims(
     assert waiting.note == "waiting: Input/output error"
     assert lock_is_free(process.toy.paths, former.name)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Membership, "end", refuse)
+    with failing("hpc_toolkit.worker.membership.Membership.end"):
         process.cannot_join()
     process.fail()
     last = process.join().name
@@ -164,13 +167,10 @@ def test_i3_the_former_names_have_finished_before_another_one_claims(
     assert others == [FINISHED, FINISHED]
 
 
-def test_i3_a_lock_is_held_until_others_can_see_that_no_item_is_to_blame(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i3_a_lock_is_held_until_others_can_see_that_no_item_is_to_blame(process: Process) -> None:
     """A free lock of a worker that seems to run would be a death, of which an item is suspected."""
     name = process.join().name
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", refuse)
+    with failing("os.pwrite"):
         process.fail()
         assert not lock_is_free(process.toy.paths, name)
         process.cannot_join()
@@ -221,11 +221,8 @@ def test_a_worker_whose_standard_error_is_on_the_full_disk_waits(
     process.fail_until_the_end()
 
 
-def test_a_name_that_cannot_be_made_leaves_no_worker_behind(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("hpc_toolkit.worker.membership.JournalWriter", refuse)
+def test_a_name_that_cannot_be_made_leaves_no_worker_behind(process: Process) -> None:
+    with failing("hpc_toolkit.worker.membership.JournalWriter"):
         process.cannot_join()
     assert process.fail() > 0
     assert os.listdir(process.toy.paths.workers) == []
@@ -278,23 +275,19 @@ def test_i1_results_in_memory_are_tried_once_more_at_the_deadline(process: Proce
     assert process.clock.monotonic() == now
 
 
-def test_names_that_cannot_write_hold_no_descriptors(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_cannot_write_hold_no_descriptors(process: Process) -> None:
     process.join().journal.unsynced.append(line(1))
     process.fail()
     before = os.listdir("/proc/self/fd")
-    monkeypatch.setattr(os, "fdatasync", refuse)
-    for _ in range(50):
-        process.cannot_join()
-        process.fail()
+    with failing("os.fdatasync"):
+        for _ in range(50):
+            process.cannot_join()
+            process.fail()
 
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_name_finds_what_a_former_one_wrote_however_many_wrote_nothing(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_finds_what_a_former_one_wrote_however_many_wrote_nothing(process: Process) -> None:
     first = process.join()
     paths, manifest = process.toy.paths, process.toy.run.manifest
     assert process.toy.view().stages["items"].claims.create("000001-0", 1, first.name)
@@ -302,8 +295,7 @@ def test_a_name_finds_what_a_former_one_wrote_however_many_wrote_nothing(
     process.fail()
     process.join()
     process.fail()
-    with monkeypatch.context() as patch:
-        patch.setattr("hpc_toolkit.worker.membership.JournalWriter", refuse)
+    with failing("hpc_toolkit.worker.membership.JournalWriter"):
         for _ in range(60):
             process.cannot_join()
             process.fail()
@@ -320,10 +312,8 @@ def test_i4_a_lock_that_may_be_held_later_is_not_given_up(
 ) -> None:
     """A free lock would show others a death of a worker that lives."""
     path = fast_dir / "w.lock"
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", refuse)
-        with pytest.raises(OSError, match="Input/output"):
-            WorkerLock(path)
+    with failing("fcntl.flock"), pytest.raises(OSError, match="Input/output"):
+        WorkerLock(path)
 
     with monkeypatch.context() as patch:
         no_locks = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -228,19 +228,3 @@ def test_tell_of_another_result_of_a_task_is_refused_and_changes_nothing(
         policy.tell(other)
 
     assert policy.best() == before
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "claim"),
-    [
-        ("random", {"tasks": TaskSet(())}, "the task set is empty"),
-        ("racing", {"tasks": TASKS, "c": -1}, "racing: c is -1"),
-        ("racing", {"tasks": TASKS, "first": 1}, "racing: first is 1"),
-        ("racing", {"tasks": TASKS, "block": 0}, "racing: block is 0"),
-    ],
-)
-def test_make_policy_of_what_does_not_go_together_is_refused(
-    name: str, given: dict[str, Any], claim: str
-) -> None:
-    with pytest.raises(ConfigError, match=claim):
-        make_policy(name, grid(1, 2), 0, **given)

@@ -216,12 +216,6 @@ def test_what_is_not_archived(
         archive_environment(prefix, directory)
 
 
-def hostile(archive: Path, *members: tarfile.TarInfo) -> None:
-    with tarfile.open(archive, "w") as tar:
-        for member in members:
-            tar.addfile(member, io.BytesIO(b"x" * member.size))
-
-
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
     found = tarfile.TarInfo(name)
     found.type, found.linkname = kind, link
@@ -246,7 +240,9 @@ def test_an_archive_that_would_write_elsewhere_is_not_extracted(
     if way == "truncated":
         os.truncate(archive, archive.stat().st_size // 2)
     else:
-        hostile(archive, *members[way])
+        with tarfile.open(archive, "w") as tar:
+            for one in members[way]:
+                tar.addfile(one, io.BytesIO(b"x" * one.size))
 
     said = staged(archive, place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,49 +62,44 @@ DRIVER = {"driver": "550.54", "cuda": 12040, "gpus": [GPU, GPU]}
 TORCH = {"torch": "2.5.1", "cuda": "12.4", "gpus": [""]}
 
 
-class Library(SimpleNamespace):
+def library(count: int, lost: tuple[int, ...] = ()) -> SimpleNamespace:
     """libnvidia-ml with so many GPUs, of which some are off the bus."""
 
-    def __init__(self, count: int, lost: tuple[int, ...] = (), start: int = 0) -> None:
-        def put(value: Any, result: int = 0) -> Any:
-            def call(*args: Any) -> int:
-                args[-1]._obj.value = value
-                return result
-
-            return call
-
-        def words(text: bytes) -> Any:
-            def call(*args: Any) -> int:
-                args[-2].value = text
-                return 0
-
-            return call
-
-        def handle(index: Any, device: Any) -> int:
-            device._obj.value = index.value + 1
+    def put(value: Any) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            args[-1]._obj.value = value(args[0]) if callable(value) else value
             return 0
 
-        def memory(device: Any, told: Any) -> int:
-            told._obj.total, told._obj.free = 44 * GIB, 43 * GIB
-            return 15 if device.value - 1 in lost else 0
+        return call
 
-        super().__init__(
-            nvmlInit_v2=lambda: start,
-            nvmlShutdown=lambda: 0,
-            nvmlErrorString=lambda code: f"reason {code}".encode(),
-            nvmlSystemGetDriverVersion=words(b"550.54"),
-            nvmlSystemGetCudaDriverVersion_v2=put(12040),
-            nvmlDeviceGetCount_v2=put(count),
-            nvmlDeviceGetHandleByIndex_v2=handle,
-            nvmlDeviceGetName=words(b"NVIDIA L40S"),
-            nvmlDeviceGetMemoryInfo=memory,
-        )
+    def words(text: bytes) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            args[-2].value = text
+            return 0
+
+        return call
+
+    def memory(device: Any, told: Any) -> int:
+        told._obj.total, told._obj.free = 44 * GIB, 43 * GIB
+        return 15 if device.value - 1 in lost else 0
+
+    return SimpleNamespace(
+        nvmlInit_v2=lambda: 0,
+        nvmlShutdown=lambda: 0,
+        nvmlErrorString=lambda code: f"reason {code}".encode(),
+        nvmlSystemGetDriverVersion=words(b"550.54"),
+        nvmlSystemGetCudaDriverVersion_v2=put(12040),
+        nvmlDeviceGetCount_v2=put(count),
+        nvmlDeviceGetHandleByIndex_v2=put(lambda index: index.value + 1),
+        nvmlDeviceGetName=words(b"NVIDIA L40S"),
+        nvmlDeviceGetMemoryInfo=memory,
+    )
 
 
 def test_a_gpu_that_is_off_the_bus_is_told_with_the_drivers_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2, lost=(1,)))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library(2, lost=(1,)))
 
     told = ask_driver()
 

@@ -155,18 +155,6 @@ def test_i2_a_published_row_stays_when_a_better_line_arrives_late(toy: ToyRun) -
     assert toy.reopen().status().stages["items"].failed == 1
 
 
-def test_i2_before_publication_the_lowest_generation_wins(toy: ToyRun) -> None:
-    slow = toy.worker("zzz")
-    slow.claim(toy.unit_name(0), 1)
-    toy.worker("aaa").work(toy.unit_name(0), 2, i0="done", i1="done", i2="done", i3="done")
-    slow.attempt(1, "done", value={"first": True})
-
-    rows = toy.reopen().results()
-
-    assert [row["worker"] for row in rows] == ["aaa", "zzz", "aaa", "aaa"]
-    assert rows[1]["value"] == {"first": True}
-
-
 def test_i2_a_new_table_keeps_the_rows_of_the_last_but_those_retried(toy: ToyRun) -> None:
     worker = finished(toy)
     before = toy.reopen().results()

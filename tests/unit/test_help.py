@@ -1,7 +1,11 @@
-"""The help has all that the documents name; options are alike, and read in two ways alike."""
+"""The help has all that the documents name; options are alike, and read in two ways alike.
+
+Errors of options and of a filesystem say what to do.
+"""
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import os
@@ -276,3 +280,24 @@ def test_every_variable_of_an_option_is_known(name: str, monkeypatch: pytest.Mon
         with monkeypatch.context() as changed:
             changed.setenv(variable, "1")
             assert plain_arguments(READ_PLAINLY[name], []) is None, variable
+
+
+# Python raises BrokenPipeError for ESHUTDOWN as well.
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.ENOSPC])
+def test_a_filesystem_that_does_not_answer_is_no_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    def refuse(_: str) -> None:
+        raise OSError(code, os.strerror(code), "/project/run/head")
+
+    monkeypatch.setattr(cli, "load_commands", refuse)
+
+    # Not main(), which ends the whole process where nothing must be taken down.
+    with pytest.raises(SystemExit) as caught:
+        cli._run("")
+
+    assert caught.value.code == 75
+    assert capsys.readouterr().err == (
+        f"error: /project/run/head: {os.strerror(code)}\n"
+        "hint: fix that and try again; nothing that was recorded is lost\n"
+    )

@@ -35,8 +35,7 @@ def attempts(history: History) -> list[Attempt]:
     return [one for one in history.work() if isinstance(one, Attempt)]
 
 
-@pytest.fixture
-def disturbed(fast_dir: Path) -> ToyRun:
+def test_attempts_have_times_hosts_numbers_and_outcomes(fast_dir: Path) -> None:
     """Worker wa dies in its second unit, wb takes over, an item is retried, wa wakes up."""
     toy = ToyRun(fast_dir / "run", 6, unit=3)
     first = toy.worker("wa", host="n1", job="77", rank=1, started=99.0, at=120.0)
@@ -58,12 +57,9 @@ def disturbed(fast_dir: Path) -> ToyRun:
     second.release(303.0, seconds=4.0)
     first.attempt(4, at=310.0, seconds=9.0)
     second.finish()
-    return toy
 
-
-def test_attempts_have_times_hosts_numbers_and_outcomes(disturbed: ToyRun) -> None:
     fields = ("item", "generation", "number", "worker", "host", "begin", "end", "outcome")
-    found = list(map(attrgetter(*fields), attempts(history_of(disturbed))))
+    found = list(map(attrgetter(*fields), attempts(history_of(toy))))
 
     # An item's first result of the lowest generation counts, even if it arrives last.
     assert found == [

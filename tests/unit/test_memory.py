@@ -122,16 +122,6 @@ class Tensor:
     """Something large."""
 
 
-def fail_with_locals(kept: list[weakref.ref[Tensor]]) -> None:
-    large = Tensor()
-    kept.append(weakref.ref(large))
-    try:
-        raise OutOfMemoryError
-    except OutOfMemoryError as error:
-        message = "wrapped"
-        raise MemoryError(message) from error
-
-
 def test_what_the_failed_call_held_is_free_when_on_oom_is_asked() -> None:
     kept: list[weakref.ref[Tensor]] = []
     seen: list[Tensor | None] = []
@@ -141,13 +131,19 @@ def test_what_the_failed_call_held_is_free_when_on_oom_is_asked() -> None:
             seen.append(kept[0]())
             return False
 
-    failure: BaseException | None = None
+    def fail_with_locals() -> None:
+        large = Tensor()
+        kept.append(weakref.ref(large))
+        try:
+            raise OutOfMemoryError
+        except OutOfMemoryError as error:
+            message = "wrapped"
+            raise MemoryError(message) from error
+
     try:
-        fail_with_locals(kept)
+        fail_with_locals()
     except MemoryError as error:
-        failure = error
-    assert failure is not None
-    Shrinking(Looking()).ask(failure, None, [{}], 0)
+        Shrinking(Looking()).ask(error, None, [{}], 0)
 
     assert seen == [None]
 

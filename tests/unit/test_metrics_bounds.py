@@ -1,7 +1,7 @@
 """Every metric on whatever a model may give: in its range or a named error, never NaN.
 
 200 random matrices: wide, long, of two rows, of rank one, zero, with equal rows, with one row far
-away, in float16 to float64, near both ends of float64. On a GPU each gives what it gives on the CPU.
+away, in float16 to float64, near both ends of float64. A GPU gives the same as the CPU.
 """
 
 from __future__ import annotations

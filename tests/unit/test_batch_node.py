@@ -20,6 +20,10 @@ def driver(*gpus: dict[str, Any]) -> dict[str, Any]:
     return {"driver": "550.54", "cuda": 12040, "gpus": list(gpus)}
 
 
+def visible(devices: str) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": devices}
+
+
 GPU, LOST = {"name": "L40S", "total": 1, "free": 1}, {"error": "GPU is lost"}
 
 
@@ -33,21 +37,14 @@ def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("environ", "told", "expected"),
     [
-        ({}, None, 0),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, None, 4),
-        ({"CUDA_VISIBLE_DEVICES": ""}, None, 0),
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, 0),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, driver(GPU, GPU), 0),
-        ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, None, 1),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-8932,GPU-1c0f,"}, None, 2),
-        ({"ROCR_VISIBLE_DEVICES": "0,1"}, None, 2),
-        ({}, driver(GPU, GPU), 2),
-        ({"CUDA_VISIBLE_DEVICES": "2"}, driver(GPU, GPU, GPU, GPU), 1),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, driver(GPU, LOST), 1),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, {"error": "reason 9"}, 0),
+        *(({}, None, 0), ({}, driver(GPU, GPU), 2), (visible("0,1,2,3"), None, 4)),
+        *((visible(""), None, 0), (visible("NoDevFiles"), None, 0)),
+        *((visible("-1"), driver(GPU, GPU), 0), (visible("0,-1,1"), None, 1)),
+        *((visible("GPU-8932,GPU-1c0f,"), None, 2), ({"ROCR_VISIBLE_DEVICES": "0,1"}, None, 2)),
+        (visible("2"), driver(GPU, GPU, GPU, GPU), 1),
+        *((visible("0,1"), driver(GPU, LOST), 1), (visible("0,1"), {"error": "reason 9"}, 0)),
         # NVML counts cards, of which each may be divided into several devices.
-        ({"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, driver(GPU), 2),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-8a,GPU-1c"}, driver(GPU), 1),
+        *((visible("MIG-1,MIG-2"), driver(GPU), 2), (visible("GPU-8a,GPU-1c"), driver(GPU), 1)),
     ],
 )
 def test_gpus_count_that_are_granted_and_answer(

@@ -30,12 +30,9 @@ MEMORY = {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n"}
 
 def machine(**changes: Any) -> Machine:
     """Two sockets of 8 CPUs and two GPUs each."""
-    facts: dict[str, Any] = {
-        "nodes": {0: tuple(range(8)), 1: tuple(range(8, 16))},
-        "memory_bytes": 64 * GIB,
-        "gpus": ("0", "1", "2", "3"),
-        "gpu_nodes": {"0": 1, "1": 1, "2": 0, "3": 0},
-    }
+    facts: dict[str, Any] = {"nodes": {0: tuple(range(8)), 1: tuple(range(8, 16))}}
+    facts |= {"memory_bytes": 64 * GIB, "gpus": ("0", "1", "2", "3")}
+    facts["gpu_nodes"] = {"0": 1, "1": 1, "2": 0, "3": 0}
     return Machine(**{**facts, **changes})
 
 
@@ -96,11 +93,7 @@ def test_all_of_it_is_divided_and_the_first_worker_gets_the_remainder(
     ],
 )
 def test_a_rank_takes_its_part_of_the_cpus_if_slurm_has_not_bound_it(
-    cpus: range,
-    machine_has: int,
-    environ: dict[str, str],
-    bound: set[int] | None,
-    monkeypatch: pytest.MonkeyPatch,
+    cpus: range, machine_has: int, environ: Any, bound: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[set[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cpus))
@@ -118,12 +111,9 @@ def test_a_rank_takes_its_part_of_the_cpus_if_slurm_has_not_bound_it(
 def test_a_worker_is_near_its_gpu() -> None:
     places = place_workers(machine(), Shares(cpus=2, gpus=1), 4)
 
-    assert [(place.gpus, place.nodes) for place in places] == [
-        (("0",), (1,)),
-        (("1",), (1,)),
-        (("2",), (0,)),
-        (("3",), (0,)),
-    ]
+    nodes = {"0": 1, "1": 1, "2": 0, "3": 0}
+    found = [(place.gpus, place.nodes) for place in places]
+    assert found == [((gpu,), (node,)) for gpu, node in nodes.items()]
 
 
 @pytest.mark.parametrize(
@@ -198,11 +188,8 @@ def test_threads_of_a_core_are_neighbours_and_cpus_of_others_are_left_out(tmp_pa
         f"{cpus}/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 4},{cpu % 4 + 4}\n"
         for cpu in range(8)
     }
-    nodes = {
-        "sys/devices/system/node/node0/cpulist": "0-1,4-5,16-19\n",
-        "sys/devices/system/node/node1/cpulist": "2-3,6-7\n",
-        "sys/devices/system/node/node2/cpulist": "\n",
-    }
+    lists = ("0-1,4-5,16-19\n", "2-3,6-7\n", "\n")
+    nodes = {f"sys/devices/system/node/node{n}/cpulist": one for n, one in enumerate(lists)}
     root = written(tmp_path, {**MEMORY, **nodes, **siblings})
 
     found = read_machine(root, {})
@@ -266,16 +253,11 @@ def test_what_slurm_granted_counts(environ: dict[str, str], expected: int, tmp_p
 def test_the_nodes_of_gpus_are_known_where_all_of_them_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = written(
-        tmp_path,
-        {
-            **MEMORY,
-            "proc/driver/nvidia/gpus/0000:17:00.0/information": "",
-            "proc/driver/nvidia/gpus/0000:CA:00.0/information": "",
-            "sys/bus/pci/devices/0000:17:00.0/numa_node": "1\n",
-            "sys/bus/pci/devices/0000:ca:00.0/numa_node": "-1\n",
-        },
-    )
+    gpus = ("0000:17:00.0", "0000:CA:00.0")
+    known = {f"proc/driver/nvidia/gpus/{gpu}/information": "" for gpu in gpus}
+    of = zip(gpus, ("1\n", "-1\n"), strict=True)
+    nodes = {f"sys/bus/pci/devices/{gpu.lower()}/numa_node": text for gpu, text in of}
+    root = written(tmp_path, {**MEMORY, **known, **nodes})
     for named, expected in (("0,1", {"0": 1}), ("0", {}), ("GPU-a,GPU-b", {})):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         assert read_machine(root, {}).gpu_nodes == expected
@@ -293,12 +275,8 @@ def test_what_a_process_has_is_read_from_the_kernel_and_its_environment() -> Non
 
 
 def step(local: int, *, node: int = 0, tasks: str = "4(x8)", **changes: str) -> dict[str, str]:
-    return {
-        "SLURM_LOCALID": str(local),
-        "SLURM_NODEID": str(node),
-        "SLURM_STEP_TASKS_PER_NODE": tasks,
-        **changes,
-    }
+    own = {"SLURM_LOCALID": str(local), "SLURM_NODEID": str(node)}
+    return {**own, "SLURM_STEP_TASKS_PER_NODE": tasks, **changes}
 
 
 @pytest.mark.parametrize(

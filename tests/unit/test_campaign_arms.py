@@ -96,17 +96,10 @@ def test_arms_that_are_wrong_are_refused_by_place(tmp_path: Path, arms: str, say
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        ([0.001, 0.01, 0.1], "log"),
-        ([16, 32, 64, 128], "log"),
-        ([2, 4, 6, 8], "linear"),
-        ([0.1, 0.2, 0.3, 0.4], "linear"),
-        ([0, 1, 10, 100], "linear"),
-        ([True, False], "linear"),
-        (["a", "b", None], "categories"),
-        ([1, "a"], "categories"),
-        ([f"name-{k}" for k in range(13)], "none"),
-        ([5, 5, 5], "none"),
-        ([1, 1.0, True], "none"),
+        *(([0.001, 0.01, 0.1], "log"), ([16, 32, 64, 128], "log"), ([2, 4, 6, 8], "linear")),
+        *(([0.1, 0.2, 0.3, 0.4], "linear"), ([0, 1, 10, 100], "linear")),
+        *(([True, False], "linear"), (["a", "b", None], "categories"), ([1, "a"], "categories")),
+        *(([str(k) for k in range(13)], "none"), ([5, 5, 5], "none"), ([1, 1.0, True], "none")),
         ([1700000000000000000, 1700000000000000001, 1700000000000000512], "linear"),
     ],
 )

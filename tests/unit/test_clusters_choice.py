@@ -116,19 +116,11 @@ MIXED = parse_cluster(
     cpus_per_node = 64
     mem_per_node = "480G"
     choose_partition = true
-    [[partitions]]
-    name = "short"
-    max_walltime = "3:00:00"
-    [[partitions]]
-    name = "long"
-    max_walltime = "2-00:00:00"
-    nodes = 2
-    [[partitions]]
-    name = "big"
-    gpus_per_node = 8
-    gpu_type = "h100"
-    cpus_per_node = 48
-    mem_per_node = "2T"
+    partitions = [
+      { name = "short", max_walltime = "3:00:00" },
+      { name = "long", max_walltime = "2-00:00:00", nodes = 2 },
+      { name = "big", gpus_per_node = 8, gpu_type = "h100", cpus_per_node=48, mem_per_node="2T" },
+    ]
     """,
     file="site.toml",
     name="site",

@@ -277,30 +277,15 @@ def test_a_plan_bills_complete_nodes_where_all_partitions_give_them(tmp_path: Pa
 PRICED = """
 currency = "EUR"
 price_per_gpu_hour = 1.0
-[kinds.l40s]
-cpus = 32
-mem = "256G"
-gpus = "l40s:4"
-[kinds.a100]
-cpus = 64
-mem = "1T"
-gpus = "a100:8"
-[kinds.plain]
-cpus = 96
-mem = "128G"
-[[partitions]]
-name = "mixed"
-kinds = { l40s = 20, a100 = 4 }
-max_walltime = "1-00:00:00"
-[[partitions]]
-name = "whole"
-kinds = { a100 = 4 }
-whole_nodes = true
-price_per_gpu_hour = 3.0
-[[partitions]]
-name = "cpu"
-kinds = { plain = 9 }
-price_per_node_hour = 0.5
+partitions = [
+  { name = "mixed", kinds = { l40s = 20, a100 = 4 }, max_walltime = "1-00:00:00" },
+  { name = "whole", kinds = { a100 = 4 }, whole_nodes = true, price_per_gpu_hour = 3.0 },
+  { name = "cpu", kinds = { plain = 9 }, price_per_node_hour = 0.5 },
+]
+[kinds]
+l40s = { cpus = 32, mem = "256G", gpus = "l40s:4" }
+a100 = { cpus = 64, mem = "1T", gpus = "a100:8" }
+plain = { cpus = 96, mem = "128G" }
 """
 
 
@@ -370,7 +355,8 @@ def test_amounts_of_resources_are_read_with_their_units(
     assert format_count(read[0][2]) == written
 
 
-MORE = ("licenses=x", "open-mode=append", "constraint=eth")
+MORE = "--sbatch hint=memory_bound --sbatch exclusive --sbatch licenses=x"
+MORE += " --sbatch open-mode=append --sbatch constraint=eth"
 DEFAULTS = """
 max_walltime = "2-00:00:00"
 gpus_per_node = 4
@@ -406,7 +392,7 @@ name = "tidy"
 hint = false
 nice = false
 """
-LEFT_OUT = ("hint", "licenses", "constraint", "time")
+LEFT_OUT = "--sbatch hint= --sbatch licenses= --sbatch constraint= --sbatch time="
 
 
 @pytest.mark.parametrize(
@@ -414,35 +400,27 @@ LEFT_OUT = ("hint", "licenses", "constraint", "time")
     [
         (
             "--partition plain --gpus-per-node 1",
-            (
-                "hint=nomultithread exclusive= licenses=scratch:1 nice=10 image=docker:ubuntu:22.04"
-                " export=NONE clusters=alex open-mode=truncate constraint=ib time=02:00:00"
-                " mem-per-gpu=16G gres-flags"
-            ),
+            "hint=nomultithread exclusive= licenses=scratch:1 nice=10 image=docker:ubuntu:22.04",
         ),
+        (
+            "--partition plain --gpus-per-node 1",
+            "export=NONE clusters=alex open-mode=truncate constraint=ib time=02:00:00 gres-flags",
+        ),
+        ("--partition plain --gpus-per-node 1", "mem-per-gpu=16G"),
         # A default of memory per GPU does not stop a job without GPUs.
         ("--partition plain", "mem-per-gpu mem=8G"),
         (
             "--partition big --gpus-per-node 1",
-            (
-                "hint=multithread exclusive time=03:00:00 mem mem-per-gpu licenses=scratch:1"
-                " gres-flags=enforce-binding"
-            ),
+            "hint=multithread exclusive time=03:00:00 mem mem-per-gpu gres-flags=enforce-binding",
         ),
         (
-            "--partition big --time 1h --mem 4G"
-            + "".join(f" --sbatch {one}" for one in ("hint=memory_bound", "exclusive", *MORE)),
-            (
-                "hint=memory_bound exclusive= time=01:00:00 mem=4G licenses=x open-mode=append"
-                " constraint=eth"
-            ),
+            f"--partition big --time 1h --mem 4G {MORE}",
+            "hint=memory_bound exclusive= time=01:00:00 mem=4G licenses=x open-mode=append",
         ),
+        (f"--partition big {MORE}", "constraint=eth"),
         ("--partition plain --sbatch exclusive=no", "exclusive hint=nomultithread"),
-        (
-            "--partition big" + "".join(f" --sbatch {one}=" for one in LEFT_OUT),
-            "hint licenses constraint time=01:00:00 nice=10",
-        ),
-        ("--partition tidy", "hint nice open-mode=truncate"),
+        (f"--partition big {LEFT_OUT}", "hint licenses constraint time=01:00:00 nice=10"),
+        ("--partition tidy", "hint nice open-mode=truncate licenses=scratch:1"),
         ("--partition tidy --sbatch hint=multithread", "hint=multithread nice"),
         ("--partition plain --sbatch comment=a= --sbatch image=", "comment=a= image"),
         ("--partition plain --sbatch oversubscribe", "exclusive oversubscribe="),

@@ -90,9 +90,7 @@ def test_search_whose_first_results_have_no_score_stops_and_names_their_keys(
 @pytest.mark.parametrize(
     ("more", "initial"),
     [
-        ({"pending": 8}, 8),
-        ({"pending": 3}, 5),
-        ({"pending": 8, "asks": "window"}, 5),
+        *(({"pending": 8}, 8), ({"pending": 3}, 5), ({"pending": 8, "asks": "window"}, 5)),
         ({"pending": 8, "options": {"initial": 2}}, 2),
     ],
 )

@@ -13,14 +13,8 @@ from hpc_toolkit.training.distributed import DistributedInfo, StopSignal
 from hpc_toolkit.training.distributed import checkpoints as stopping
 from tests.manualclock import ManualClock
 
-LAUNCHED = {
-    "RANK": "5",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "8",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-}
+LAUNCHED = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+LAUNCHED |= {"GROUP_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"}
 # An agent that srun started is one task of a step, and its ranks have that task's variables.
 AGENTS_TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
 

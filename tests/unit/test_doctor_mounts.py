@@ -47,19 +47,12 @@ def test_directory_delegations_of_the_nfs_client_are_found(
 @pytest.mark.parametrize(
     ("kind", "option", "verdict"),
     [
-        ("nfs4", "hard", Verdict.FINE),
-        ("nfs", "local_lock=all", Verdict.SLOWER),
-        ("nfs", "local_lock=posix", Verdict.SLOWER),
-        ("nfs", "nolock", Verdict.SLOWER),
-        ("nfs", "soft", Verdict.UNSAFE),
-        ("nfs4", "nocto", Verdict.SLOWER),
-        ("nfs4", "actimeo=600", Verdict.SLOWER),
-        ("nfs4", "actimeo=30", Verdict.FINE),
-        ("lustre", "localflock", Verdict.SLOWER),
-        ("ext4", "ro", Verdict.UNSAFE),
-        ("ext4", "nosymfollow", Verdict.SLOWER),
-        ("ext4", "soft", Verdict.FINE),
-        ("cifs", "cache=loose", Verdict.UNSAFE),
+        *(("nfs4", one, Verdict.FINE) for one in ("hard", "actimeo=30")),
+        *(("nfs", one, Verdict.SLOWER) for one in ("local_lock=all", "local_lock=posix", "nolock")),
+        *(("nfs4", one, Verdict.SLOWER) for one in ("nocto", "actimeo=600")),
+        *(("lustre", "localflock", Verdict.SLOWER), ("ext4", "nosymfollow", Verdict.SLOWER)),
+        *(("nfs", "soft", Verdict.UNSAFE), ("ext4", "soft", Verdict.FINE)),
+        *(("ext4", "ro", Verdict.UNSAFE), ("cifs", "cache=loose", Verdict.UNSAFE)),
     ],
 )
 def test_an_option_has_the_verdict_that_its_manual_gives_it(

@@ -32,14 +32,8 @@ from hpc_toolkit.training.progress import Outcome
 from tests.integration.realrun import wait_until
 from tests.unit.jobcommands import call, refused
 
-SRUN = {
-    "SLURM_JOB_ID": "12",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_PROCID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_LOCALID": "0",
-}
+SRUN = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+SRUN |= {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
 
 
 def plan_of(run_dir: str | None = None, **options: Any) -> Plan:
@@ -170,19 +164,15 @@ def test_a_step_is_read_from_sruns_variables_and_there_is_none_outside() -> None
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value"),
     [
-        {"SLURM_PROCID": "x"},
-        {"SLURM_NODEID": "2"},
-        {"SLURM_LOCALID": "1"},
-        {"SLURM_PROCID": "2"},
-        {"SLURM_STEP_TASKS_PER_NODE": ""},
+        *(("PROCID", "x"), ("NODEID", "2"), ("LOCALID", "1"), ("PROCID", "2")),
+        ("STEP_TASKS_PER_NODE", ""),
     ],
-    ids=str,
 )
-def test_variables_that_contradict_each_other_are_refused(wrong: dict[str, str]) -> None:
+def test_variables_that_contradict_each_other_are_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="SLURM_"):
-        Step.from_environ({**SRUN, **wrong})
+        Step.from_environ({**SRUN, f"SLURM_{name}": value})
 
 
 def translated(**options: Any) -> Plan:

@@ -28,19 +28,13 @@ from hpc_toolkit.rundir.layout import (
 )
 from hpc_toolkit.rundir.trust import check_trust, trusted_file
 
+WORKLOAD = WorkloadSpec(function="m:f", options={"a": [1]}, path=("/x",))
+LIMITS: dict[str, Any] = {"max_attempts": 7, "timeout_s": 2.5, "max_failures": "5%"}
+LIMITS |= {"no_retry": "timeout", "items_per_claim": 4}
 FULL = Manifest(
     run="r",
     stages=(
-        StageSpec(
-            name="items",
-            workload=WorkloadSpec(function="m:f", options={"a": [1]}, path=("/x",)),
-            group_by="g",
-            max_attempts=7,
-            timeout_s=2.5,
-            max_failures="5%",
-            no_retry="timeout",
-            items_per_claim=4,
-        ),
+        StageSpec(name="items", workload=WORKLOAD, group_by="g", **LIMITS),
         StageSpec(name="more", workload=WorkloadSpec(command="echo {a}")),
     ),
     campaign={"name": "c"},

@@ -37,7 +37,7 @@ def test_an_old_slurm_with_select_linear_is_described() -> None:
     assert site.mem_style == "none"
 
 
-def test_a_draft_tells_its_source_its_date_and_that_nobody_verified_it() -> None:
+def test_a_draft_of_a_site_that_routes_jobs_tells_its_source_partitions_and_nodes() -> None:
     text, site = drafted(ROUTED)
 
     assert site.source == "hpctk cluster init site --from-slurm"
@@ -45,6 +45,15 @@ def test_a_draft_tells_its_source_its_date_and_that_nobody_verified_it() -> None
     assert dict(site.facts)["slurm"] == "25.05.3"
     assert dict(site.identify) == {"slurm_cluster": "Routed"}
     assert "# container_runtime" in text
+    assert {one.name: one.kinds for one in site.partitions} == {
+        "cpubase_b1": (("cpu62", 3),),
+        "gpubase_l40s_b1": (("l40sx4", 4),),
+        "gpubase_h100_b1": (("h100x8", 2),),
+        "private": (("h100x8", 1),),
+    }
+    assert site.kinds[2] == NodeKind(name="h100x8", cpus=46, mem_mib=2060000, gpus=(("h100", 8),))
+    assert (site.max_walltime_s, site.choose_partition) == (None, False)
+    assert "left to the site (JobSubmitPlugins=lua)" in text
 
 
 @pytest.mark.parametrize("value", ["(null)", "accounting_storage/none"])
@@ -53,21 +62,6 @@ def test_a_slurm_without_accounting_is_described_as_such(value: str) -> None:
     _, site = drafted(replace(ROUTED, config={**ROUTED.config, "AccountingStorageType": value}))
 
     assert dict(site.facts)["accounting"] == "accounting_storage/none"
-
-
-def test_a_site_that_routes_jobs_lists_its_partitions_and_their_nodes() -> None:
-    text, site = drafted(ROUTED)
-
-    assert {one.name: one.kinds for one in site.partitions} == {
-        "cpubase_b1": (("cpu62", 3),),
-        "gpubase_l40s_b1": (("l40sx4", 4),),
-        "gpubase_h100_b1": (("h100x8", 2),),
-        "private": (("h100x8", 1),),
-    }
-    assert site.kinds[2] == NodeKind(name="h100x8", cpus=46, mem_mib=2060000, gpus=(("h100", 8),))
-    assert site.max_walltime_s is None
-    assert not site.choose_partition
-    assert "left to the site (JobSubmitPlugins=lua)" in text
 
 
 def described(partition: str, *nodes: str, config: str = "") -> tuple[str, Cluster]:

@@ -42,9 +42,8 @@ def test_a_proof_holds_until_a_later_examination_withdraws_it(paths: RunPaths) -
     [
         Mount("/x", "nfs4", "nas:/other", ("rw",)),
         Mount("/x", "lustre", "nas:/export", ("rw",)),
-        Mount("/x", "nfs4", "nas:/export", ("rw", "nolock")),
+        Mount("/x", "nfs4", "nas:/export", ("rw", "nolock")),  # locks of its own
     ],
-    ids=["another export", "another type", "locks of its own"],
 )
 def test_a_proof_says_nothing_of_another_mount(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, here: Mount

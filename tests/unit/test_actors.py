@@ -30,7 +30,9 @@ def test_settings_that_ray_cannot_give_are_refused(values: dict[str, Any], messa
     assert RaySettings().resolve({"RAY_ADDRESS": "n1:6379"}) == "n1:6379"
 
 
-def test_room_counts_workers_on_nodes_and_not_sums() -> None:
+def test_room_counts_workers_on_nodes_and_those_without_room_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 3.0}]
 
     assert room(nodes, {"CPU": 2.0}) == 2
@@ -38,15 +40,9 @@ def test_room_counts_workers_on_nodes_and_not_sums() -> None:
     assert room(nodes, {"GPU": 2.0}) == 0
     assert room([{"GPU": 2.0}], {"GPU": 0.6}) == 2  # Ray takes a part of one GPU, never of two
     assert room(nodes, {"CPU": 0.0}) > 1000
-
-
-def test_workers_for_whom_there_is_no_room_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = [{"CPU": 4.0}]
-
     check_room(nodes, {"CPU": 2.0}, 3)
     with pytest.raises(ConfigError, match="no node of the Ray cluster has 1 GPU"):
-        check_room(nodes, {"CPU": 0.0, "GPU": 1.0}, 3)
-
+        check_room(nodes[1:], {"CPU": 0.0, "GPU": 1.0}, 3)
     assert "room for 2 of 3 workers (2 CPU each)" in capsys.readouterr().err
 
 

@@ -28,16 +28,13 @@ def line(count: int) -> ArmTable:
     return ArmTable(tuple(Arm(str(i), f"g{i % 3}", (float(i),)) for i in range(count)), ("x",))
 
 
-def test_first_best_takes_the_first_of_values_that_differ_by_rounding() -> None:
-    assert first_best([0.1, 0.3, 0.1 + 0.2, 0.3 - 1e-9]) == 1
-    assert first_best([0.3, 0.3 + 1e-11]) == 1
-
-
-def test_space_filling_order_takes_the_farthest_point_and_the_lowest_of_equals() -> None:
+def test_of_values_that_are_equal_or_differ_by_rounding_the_first_is_taken() -> None:
     points = np.array([[0.0], [1.0], [2.0], [3.0], [4.0]])
     seed = next(s for s in range(99) if space_filling_order(points, s, 1) == [2])
 
-    assert space_filling_order(points, seed, 5) == [2, 0, 4, 1, 3]
+    assert first_best([0.1, 0.3, 0.1 + 0.2, 0.3 - 1e-9]) == 1
+    assert first_best([0.3, 0.3 + 1e-11]) == 1
+    assert space_filling_order(points, seed, 5) == [2, 0, 4, 1, 3]  # the farthest point each time
 
 
 @pytest.mark.parametrize(("beta", "places"), [(0, range(6, 11)), (2, range(91, 101))])

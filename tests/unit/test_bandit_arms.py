@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 from hpc_toolkit.bandit import Arm, ArmTable, make_policy
 from hpc_toolkit.bandit.arms import with_metrics
 from hpc_toolkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAN = math.nan
 
@@ -68,25 +65,18 @@ def test_arms_that_cannot_be_are_refused(make: Callable[[], ArmTable], says: str
         make()
 
 
-def test_with_metrics_adds_a_named_column_per_metric_after_the_features() -> None:
-    rows = {arm: {"entropy": 10.0 + i, "curvature": -i} for i, arm in enumerate("abcd")}
+def test_with_metrics_adds_a_named_column_per_metric_that_most_arms_have() -> None:
+    rows: dict[str, dict[str, float | None]] = {
+        arm: {"entropy": 10.0 + i, "curvature": -i} for i, arm in enumerate("abcd")
+    }
+    few: dict[str, dict[str, float | None]] = {"a": {"x": 1, "y": 2, "z": None}, "b": {"y": 2}}
 
     table = with_metrics(TABLE, rows, ["entropy", "curvature"])
 
     assert table.feature_names == ("layer", "metric:entropy", "metric:curvature")
     assert table.features.tolist() == [[i, 10.0 + i, -i] for i in range(4)]
     assert table.ids == TABLE.ids
-
-
-def test_with_metrics_leaves_out_what_most_arms_lack() -> None:
-    rows: dict[str, dict[str, float | None]] = {
-        "a": {"x": 1.0, "y": 2.0, "z": None},
-        "b": {"y": 2.0},
-    }
-
-    table = with_metrics(TABLE, rows, ["x", "y", "z"])
-
-    assert table.feature_names == ("layer", "metric:y")
+    assert with_metrics(TABLE, few, ["x", "y", "z"]).feature_names == ("layer", "metric:y")
 
 
 def test_columns_of_metrics_that_a_table_lacks_are_refused() -> None:

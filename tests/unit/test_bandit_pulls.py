@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, Pull, TaskSet, make_policy
+from hpc_toolkit.bandit import (
+    Arm,
+    ArmTable,
+    Observation,
+    Policy,
+    Pull,
+    TaskSet,
+    make_policy,
+)
 from hpc_toolkit.bandit.asktell import RULES
 from hpc_toolkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hpc_toolkit.bandit import Policy, Recommendation
+from tests.unit.test_bandit_policy import best_of
 
 TASKS = TaskSet(("slow", "quick", "middle", "long", "short"), (9.0, 1.0, 4.0, 16.0, 2.0))
 UNTIMED = TaskSet(TASKS.names)
@@ -34,13 +39,6 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 campaigns = settings(max_examples=12, deadline=None)
 seeds = st.integers(0, 2**64)
 some_tasks = st.just(list(TASKS.names)) | st.lists(st.sampled_from(TASKS.names), min_size=1)
-
-
-def best_of(policy: Policy) -> Recommendation:
-    """The best arm of a policy that knows one."""
-    best = policy.best()
-    assert best is not None
-    return best
 
 
 def grid(steps: int, layers: int) -> ArmTable:
@@ -230,19 +228,3 @@ def test_tell_of_another_result_of_a_task_is_refused_and_changes_nothing(
         policy.tell(other)
 
     assert policy.best() == before
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "claim"),
-    [
-        ("random", {"tasks": TaskSet(())}, "the task set is empty"),
-        ("racing", {"tasks": TASKS, "c": -1}, "racing: c is -1"),
-        ("racing", {"tasks": TASKS, "first": 1}, "racing: first is 1"),
-        ("racing", {"tasks": TASKS, "block": 0}, "racing: block is 0"),
-    ],
-)
-def test_make_policy_of_what_does_not_go_together_is_refused(
-    name: str, given: dict[str, Any], claim: str
-) -> None:
-    with pytest.raises(ConfigError, match=claim):
-        make_policy(name, grid(1, 2), 0, **given)

@@ -1,32 +1,27 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
+from hpc_toolkit.bandit import (
+    Arm,
+    ArmTable,
+    Observation,
+    Policy,
+    TaskSet,
+    make_policy,
+)
 from hpc_toolkit.bandit.racing import survivors
 from hpc_toolkit.bandit.rewards import best_row
 from hpc_toolkit.bandit.rule import Stream
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from hpc_toolkit.bandit import Policy, Recommendation
-
-
-def best_of(policy: Policy) -> Recommendation:
-    """The best arm of a policy that knows one."""
-    best = policy.best()
-    assert best is not None
-    return best
+from tests.unit.test_bandit_policy import best_of
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -180,8 +175,3 @@ def test_race_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
     assert best.arm == "a11"
     assert best.dropped == names(lost)
     assert set(best.tasks) <= set(names(9)) - set(names(lost))
-
-
-def timed(arm: str, seconds: Mapping[str, float], failed: tuple[str, ...] = ()) -> Observation:
-    scores = {task: 0.5 for task in seconds if task not in failed}
-    return Observation(arm, scores, seconds=seconds, failed=failed)

@@ -10,17 +10,13 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from bandit_bench import drawn, to_goal
 from comparison import Plan, entrants, searches
-from replay import Asks
+from replay import Asks, ScoreTable, Trace
 from scoretable import read_score_table
-
-if TYPE_CHECKING:
-    from replay import ScoreTable, Trace
 
 pytestmark = [pytest.mark.recorded, pytest.mark.slow]
 

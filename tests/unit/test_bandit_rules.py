@@ -6,48 +6,35 @@ import ast
 import math
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import hpc_toolkit.bandit
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.gp import space_filling_order
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, Policy, make_policy
+from hpc_toolkit.bandit.arms import with_metrics
+from hpc_toolkit.bandit.gp import (
+    Posterior,
+    fit,
+    log_expected_improvement,
+    space_filling_order,
+)
 from hpc_toolkit.bandit.rule import Stream, first_best
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
 PACKAGE = Path(hpc_toolkit.bandit.__file__).parent
-LINE = ArmTable(tuple(Arm(f"a{k}", f"g{k % 3}", (float(k),)) for k in range(12)), ("layer",))
-
-
-def table_of(rows: Mapping[str, tuple[float, ...]], *names: str) -> ArmTable:
-    """A table from ``{"group/arm": features}``."""
-    arms = [Arm(arm, arm.partition("/")[0], row) for arm, row in rows.items()]
-    return ArmTable(tuple(arms), names)
-
-
-def score(value: float) -> dict[str, float]:
-    return {"task": value}
-
-
-def test_first_best_takes_the_first_of_values_that_differ_by_rounding() -> None:
-    assert first_best([0.1, 0.3, 0.1 + 0.2, 0.3 - 1e-9]) == 1
-    assert first_best([0.3, 0.3 + 1e-11]) == 1
-
-
-def test_space_filling_order_takes_the_farthest_point_and_the_lowest_of_equals() -> None:
-    points = np.array([[0.0], [1.0], [2.0], [3.0], [4.0]])
-    seed = next(s for s in range(99) if space_filling_order(points, s, 1) == [2])
-
-    assert space_filling_order(points, seed, 5) == [2, 0, 4, 1, 3]
 
 
 def line(count: int) -> ArmTable:
-    return table_of({f"g/{i}": (float(i),) for i in range(count)}, "x")
+    return ArmTable(tuple(Arm(str(i), f"g{i % 3}", (float(i),)) for i in range(count)), ("x",))
+
+
+def test_of_values_that_are_equal_or_differ_by_rounding_the_first_is_taken() -> None:
+    points = np.array([[0.0], [1.0], [2.0], [3.0], [4.0]])
+    seed = next(s for s in range(99) if space_filling_order(points, s, 1) == [2])
+
+    assert first_best([0.1, 0.3, 0.1 + 0.2, 0.3 - 1e-9]) == 1
+    assert first_best([0.3, 0.3 + 1e-11]) == 1
+    assert space_filling_order(points, seed, 5) == [2, 0, 4, 1, 3]  # the farthest point each time
 
 
 @pytest.mark.parametrize(("beta", "places"), [(0, range(6, 11)), (2, range(91, 101))])
@@ -55,7 +42,7 @@ def test_gp_ucb_explores_as_far_as_beta_says(beta: float, places: range) -> None
     table = line(101)
     policy = make_policy("gp-ucb", table, 0, beta=beta)
     for index in (0, 4, 8, 12, 16, 20):
-        policy.tell(Observation(table.ids[index], score(-abs(index - 8) / 10)))
+        policy.tell(Observation(table.ids[index], {"task": -abs(index - 8) / 10}))
 
     assert table.index(policy.ask(1)[0].arm) in places
 
@@ -86,11 +73,81 @@ def test_generators_of_the_package_name_their_stream() -> None:
     [("random", [4, 6, 10, 0, 1, 3, 8, 7, 2]), ("gp-ucb", [11, 0, 5, 8, 2, 7, 3, 9, 1])],
 )
 def test_searches_that_may_be_recorded_ask_as_they_always_did(name: str, asked: list[int]) -> None:
-    policy = make_policy(name, LINE, 7)
+    policy = make_policy(name, line(12), 7)
     found = []
     for _ in asked:
-        arm = policy.ask(1)[0].arm
-        found.append(LINE.index(arm))
-        policy.tell(Observation(arm, {"task": math.sin(LINE.index(arm))}))
+        arm = int(policy.ask(1)[0].arm)
+        found.append(arm)
+        policy.tell(Observation(str(arm), {"task": math.sin(arm)}))
 
     assert found == asked
+
+
+def told(policy: Policy, scores: dict[int, float]) -> Policy:
+    for arm, score in scores.items():
+        policy.tell(Observation(str(arm), {"task": score}))
+    return policy
+
+
+HILL = {0: 0.1, 10: 0.5, 20: 0.8, 30: 0.6, 45: 0.2, 60: 0.1}
+
+
+def test_log_expected_improvement_agrees_with_numbers_of_any_precision() -> None:
+    mpmath = pytest.importorskip("mpmath")
+    z = np.array([-300.0, -60.0, -37.6, -30.5, -29.5, -12.0, -6.0, -1.0, 0.0, 0.5, 4.0, 20.0])
+    sd = np.geomspace(1e-6, 10.0, len(z))
+    with mpmath.workdps(200):
+        exact = [
+            float(mpmath.log(s * (mpmath.npdf(v) + v * mpmath.ncdf(v))))
+            for v, s in zip(map(mpmath.mpf, z.tolist()), map(mpmath.mpf, sd.tolist()), strict=True)
+        ]
+
+    found = log_expected_improvement(0.25 + z * sd, sd, 0.25)
+
+    np.testing.assert_allclose(found, exact, rtol=1e-8)
+
+
+def test_gp_ei_maximises_the_improvement_over_the_best_mean() -> None:
+    policy = told(make_policy("gp-ei", line(61), 0), HILL)
+    values, points = np.array(list(HILL.values())), line(61).standardised.values
+    x, y = points[list(HILL)], (values - values.mean()) / values.std()
+    posterior = Posterior(x, y, points, fit(x, y))
+    best = posterior.mean[sorted(HILL)].max()
+    improvement = log_expected_improvement(posterior.mean, posterior.sd, best)
+    improvement[sorted(HILL)] = -math.inf
+
+    chosen = policy.ask(1)[0]
+
+    assert int(chosen.arm) == int(np.argmax(improvement))
+
+
+@pytest.mark.parametrize(
+    ("features", "columns"), [("all", [0, 1, 2, 3]), ("geometry", [0, 1]), ("metrics", [2, 3])]
+)
+def test_gp_ucb_maximises_the_bound_over_the_features_that_its_option_names(
+    features: str, columns: list[int]
+) -> None:
+    rng = np.random.default_rng(6)
+    given = rng.normal(size=(30, 4))
+    arms = tuple(Arm(str(i), "g", (row[0], row[1])) for i, row in enumerate(given))
+    rows = {str(i): {"c": row[2], "d": row[3]} for i, row in enumerate(given)}
+    table = with_metrics(ArmTable(arms, ("a", "b")), rows, ["c", "d"])
+    scores = {i: float(np.sin(3 * row[0]) + row[2]) for i, row in enumerate(given[:14])}
+    values = np.array(list(scores.values()))
+    points = table.standardised.values[:, columns]
+    x, y = points[:14], (values - values.mean()) / values.std()
+    posterior = Posterior(x, y, points, fit(x, y))
+    bound = (posterior.mean + 2.0 * posterior.sd)[14:]
+
+    chosen = told(make_policy("gp-ucb", table, 0, features=features), scores).ask(1)[0]
+
+    assert int(chosen.arm) == 14 + int(np.argmax(bound))
+
+
+@pytest.mark.parametrize("name", ["gp-ucb", "gp-ei"])
+def test_gp_rules_do_not_depend_on_the_units_of_scores(name: str) -> None:
+    def asked(factor: float) -> list[str]:
+        scores = {arm: factor * (1e3 + score) for arm, score in HILL.items()}
+        return [one.arm for one in told(make_policy(name, line(61), 5), scores).ask(4)]
+
+    assert asked(1.0) == asked(8.0)

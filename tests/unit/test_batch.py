@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,7 @@ from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.system import processes
 from hpc_toolkit.system.ranks import RankInfo
 from tests.fakeslurm import Programs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun
 
 
 @pytest.mark.parametrize(
@@ -46,9 +43,14 @@ def test_the_options_of_an_edited_script_are_read(line: str, found: dict[str, st
     assert script_options(f"#!/bin/bash\n\n{line}\n") == found
 
 
-def test_variables_of_an_outer_job_are_removed_and_those_of_the_options_kept() -> None:
+@pytest.mark.parametrize("rank", [{"RANK": "3"}, {}])
+def test_variables_of_an_outer_job_or_rank_are_removed_and_those_of_the_options_kept(
+    rank: dict[str, str],
+) -> None:
     environ = dict.fromkeys(("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_STEP_ID"), "1")
     environ |= {"SLURM_CPU_BIND_LIST": "0x1", "SLURM_JOB_ID": "17", "PYTHONUNBUFFERED": "0"}
+    kept = {} if rank else {"MASTER_PORT": "29500"}
+    environ |= {"MASTER_PORT": "29500", **rank}
 
     clean_environment(environ, {"mem-per-cpu": "4G"})
 
@@ -57,18 +59,11 @@ def test_variables_of_an_outer_job_are_removed_and_those_of_the_options_kept() -
         "SLURM_JOB_ID": "17",
         "SLURM_EXPORT_ENV": "ALL",
         "PYTHONUNBUFFERED": "0",
+        **kept,
     }
-
-
-@pytest.mark.parametrize(("rank", "kept"), [({"RANK": "3"}, set()), ({}, {"MASTER_PORT"})])
-def test_variables_of_a_rank_that_called_sbatch_are_removed_and_those_of_a_script_kept(
-    rank: dict[str, str], kept: set[str]
-) -> None:
-    environ = {"MASTER_PORT": "29500", **rank}
-
-    clean_environment(environ, {})
-
-    assert environ.keys() == {"SLURM_EXPORT_ENV", "PYTHONUNBUFFERED", *kept}
+    fresh: dict[str, str] = {}
+    clean_environment(fresh, {})
+    assert fresh.keys() == {"SLURM_EXPORT_ENV", "PYTHONUNBUFFERED"}
 
 
 @pytest.mark.parametrize(
@@ -128,36 +123,26 @@ def test_signals_are_kept_in_order_and_children_have_the_default_actions() -> No
 NODES = ["n1", "n2", "n3"]
 
 
-def rank(host: str, state: str, **changes: Any) -> Presence:
-    fields: dict[str, Any] = {"job": "17", "restart": 1, **changes}
-    return Presence(worker="w", host=host, boot="b", pid=1, rank=0, state=state, **fields)
-
-
-def kept(*ranks: Presence) -> list[str]:
-    return kept_nodes(NODES, ranks, RankInfo(job_id="17", restart=1), first="n1")
-
-
-def test_a_node_whose_ranks_all_left_is_given_back() -> None:
-    assert kept(
-        rank("n1", RUNNING), rank("n2", FINISHED), rank("n2", FINISHED), rank("n3", RUNNING)
-    ) == ["n1", "n3"]
-
-
-def test_the_first_node_is_kept_for_the_script() -> None:
-    assert kept(*(rank(node, FINISHED) for node in NODES)) == ["n1"]
-
-
-def test_a_node_that_never_had_ranks_is_given_back_once_the_job_has_started() -> None:
-    ranks = [rank("n1", RUNNING), rank("n3", RUNNING)]
-
-    found = kept_nodes(NODES, ranks, RankInfo(job_id="17", restart=1), first="n1", starting=False)
-
-    assert found == ["n1", "n3"]
-
-
+@pytest.mark.parametrize(
+    ("running", "left", "starting", "kept"),
+    [
+        (["n1", "n3"], ["n2", "n2"], True, ["n1", "n3"]),
+        ([], NODES, True, ["n1"]),  # the script needs the first one
+        # A node that never had ranks, once the job has started.
+        (["n1", "n3"], [], False, ["n1", "n3"]),
+        (["n2"], ["n2"], True, NODES),
+    ],
+)
 @pytest.mark.parametrize("state", [RUNNING, DRAINING])
-def test_one_rank_that_has_not_left_keeps_its_node(state: str) -> None:
-    assert kept(rank("n2", FINISHED), rank("n2", state)) == NODES
+def test_a_node_whose_ranks_all_left_is_given_back(
+    running: list[str], left: list[str], starting: bool, kept: list[str], state: str
+) -> None:
+    of: dict[str, Any] = {"worker": "w", "boot": "b", "pid": 1, "rank": 0}
+    states = [*((host, state) for host in running), *((host, FINISHED) for host in left)]
+    seen = [Presence(host=h, state=one, job="17", restart=1, **of) for h, one in states]
+    job = RankInfo(job_id="17", restart=1)
+
+    assert kept_nodes(NODES, seen, job, first="n1", starting=starting) == kept
 
 
 @pytest.fixture
@@ -173,8 +158,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     return found
 
 
-def controller(programs: Programs, present: str, *, then: str = "") -> None:
-    """A Slurm whose job 17 has the nodes ``present``; ``then`` others, once it got a list.
+def controller(programs: Programs, present: str) -> None:
+    """A Slurm whose job 17 has the nodes ``present``.
 
     As from the real one, a list with another node is refused (Slurm 22.05 to 26.05).
     """
@@ -187,7 +172,6 @@ case $* in
   "show hostnames n[1-3]") echo n1 n2 n3; exit;;
   "show hostnames "*) cat {now}; exit;;
 esac
-{f'echo "{then}" >{now}' if then else ":"}
 for node in $(echo "${{3#NodeList=}}" | tr , ' '); do
   case " $(cat {now}) " in
     *" $node "*) ;;
@@ -199,36 +183,23 @@ echo "${{3#NodeList=}}" | tr , ' ' >{now}
     programs.add("scontrol", update)
 
 
-def updates(programs: Programs) -> list[str]:
-    """The lists of nodes that Slurm was to leave the job."""
-    head = "update JobId=17 "
-    return [one.removeprefix(head) for one in programs.calls("scontrol") if one.startswith(head)]
-
-
-def shrink(run: ToyRun) -> list[list[str]]:
-    """The nodes that are given back each time."""
-    rank = RankInfo.from_environ({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"})
-    return list(shrink_job(run.paths, rank, NODES, every_s=0.01))
-
-
-def test_shrink_tells_slurm_which_nodes_to_keep_and_ends_with_the_last(
-    programs: Programs, toy: ToyRun
+@pytest.mark.parametrize(
+    ("present", "given_back"), [("n1 n2 n3", ["n2", "n3"]), ("n1 n3", ["n3"])], ids=["all", "lost"]
+)
+def test_shrink_tells_slurm_which_nodes_to_keep_and_leaves_out_those_that_the_job_has_lost(
+    programs: Programs, toy: ToyRun, present: str, given_back: list[str]
 ) -> None:
-    controller(programs, "n1 n2 n3")
+    controller(programs, present)
     for node in NODES[1:]:
-        toy.worker(f"of-{node}", host=node, job="17", restart=1).finish()
+        worker = toy.worker(f"of-{node}", host=node, job="17", restart=1)
+        if node in given_back:
+            worker.finish()
 
-    assert shrink(toy) == [["n2", "n3"]]
-    assert updates(programs) == ["NodeList=n1"]
+    job = RankInfo(job_id="17", restart=1)
 
-
-def test_shrink_leaves_out_a_node_that_the_job_has_lost(programs: Programs, toy: ToyRun) -> None:
-    controller(programs, "n1 n3")
-    toy.worker("dead", host="n2", job="17", restart=1)
-    toy.worker("idle", host="n3", job="17", restart=1).finish()
-
-    assert shrink(toy) == [["n3"]]
-    assert updates(programs) == ["NodeList=n1"]
+    assert list(shrink_job(toy.paths, job, NODES, every_s=0.01)) == [given_back]
+    updates = [one for one in programs.calls("scontrol") if one.startswith("update ")]
+    assert updates == ["update JobId=17 NodeList=n1"]
 
 
 @pytest.mark.parametrize(

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.slurm.batch import node as preflight
 from hpc_toolkit.slurm.batch.node import StagingError, check_node, stage_paths, usable_gpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun
 
 
 def driver(*gpus: dict[str, Any]) -> dict[str, Any]:
     """What NVIDIA's driver tells of a node."""
     return {"driver": "550.54", "cuda": 12040, "gpus": list(gpus)}
+
+
+def visible(devices: str) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": devices}
 
 
 GPU, LOST = {"name": "L40S", "total": 1, "free": 1}, {"error": "GPU is lost"}
@@ -36,21 +37,14 @@ def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("environ", "told", "expected"),
     [
-        ({}, None, 0),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, None, 4),
-        ({"CUDA_VISIBLE_DEVICES": ""}, None, 0),
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, 0),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, driver(GPU, GPU), 0),
-        ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, None, 1),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-8932,GPU-1c0f,"}, None, 2),
-        ({"ROCR_VISIBLE_DEVICES": "0,1"}, None, 2),
-        ({}, driver(GPU, GPU), 2),
-        ({"CUDA_VISIBLE_DEVICES": "2"}, driver(GPU, GPU, GPU, GPU), 1),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, driver(GPU, LOST), 1),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, {"error": "reason 9"}, 0),
+        *(({}, None, 0), ({}, driver(GPU, GPU), 2), (visible("0,1,2,3"), None, 4)),
+        *((visible(""), None, 0), (visible("NoDevFiles"), None, 0)),
+        *((visible("-1"), driver(GPU, GPU), 0), (visible("0,-1,1"), None, 1)),
+        *((visible("GPU-8932,GPU-1c0f,"), None, 2), ({"ROCR_VISIBLE_DEVICES": "0,1"}, None, 2)),
+        (visible("2"), driver(GPU, GPU, GPU, GPU), 1),
+        *((visible("0,1"), driver(GPU, LOST), 1), (visible("0,1"), {"error": "reason 9"}, 0)),
         # NVML counts cards, of which each may be divided into several devices.
-        ({"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, driver(GPU), 2),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-8a,GPU-1c"}, driver(GPU), 1),
+        *((visible("MIG-1,MIG-2"), driver(GPU), 2), (visible("GPU-8a,GPU-1c"), driver(GPU), 1)),
     ],
 )
 def test_gpus_count_that_are_granted_and_answer(
@@ -106,13 +100,9 @@ def test_copies_hold_what_links_name_and_tell_their_users(source: Path, tmp_path
     assert not (target / source.name / "weights").is_symlink()
     assert (target / "tokens").read_text() == "tokens"
     assert sorted(path.name for path in (target / ".users").iterdir()) == ["0", "1"]
-
-
-def test_copies_can_be_removed_whatever_rights_the_source_has(source: Path, tmp_path: Path) -> None:
-    stage_paths([source], place(tmp_path), users=1)
-
-    assert (place(tmp_path) / source.name / "deep").stat().st_mode & 0o777 == 0o700
-    assert place(tmp_path).stat().st_mode & 0o777 == 0o700
+    # They can be removed whatever rights the source has.
+    for path in (target, target / source.name / "deep"):
+        assert path.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_an_earlier_start_left_is_removed_and_another_jobs_is_not(
@@ -142,40 +132,31 @@ def test_a_disk_without_the_room_is_told_and_left_as_it_was(
     assert not place(tmp_path).exists()
 
 
-@pytest.mark.parametrize("make", ["missing", "dangling", "circle"])
-def test_what_cannot_be_copied_is_named(tmp_path: Path, make: str) -> None:
-    root = tmp_path / "data"
-    root.mkdir()
-    if make == "missing":
-        root = tmp_path / "missing"
-    else:
-        (root / "link").symlink_to("nowhere" if make == "dangling" else ".")
-
-    with pytest.raises(StagingError, match=r"cannot stage .*(missing|link)"):
-        stage_paths([root], place(tmp_path), users=1)
-
-    assert not place(tmp_path).exists()
+ODD = "it is neither a file nor"
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device"])
-def test_what_is_neither_file_nor_directory_is_refused_before_anything_is_copied(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        *((kind, "") for kind in ("missing", "nowhere", ".")),
+        *((kind, ODD) for kind in ("pipe", "device", "/dev/null")),
+    ],
+)
+def test_what_cannot_be_copied_is_refused_before_anything_is(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, why: str
 ) -> None:
-    path = source / "odd"
+    path = Path("/dev/null") if kind == "device" else source / "odd"  # /dev/zero has no end
     if kind == "pipe":
         os.mkfifo(path)
-    elif kind == "device":
-        path = type(source)("/dev/null")  # /dev/zero has no end
-    else:
-        path.symlink_to("/dev/null")
+    elif kind in ("nowhere", ".", "/dev/null"):
+        path.symlink_to(kind)
     monkeypatch.setattr(
         "hpc_toolkit.slurm.batch.node.shutil.copyfile", lambda *_: pytest.fail("copied")
     )
+    given = path if kind in ("missing", "device") else source
 
-    with pytest.raises(StagingError, match=r"cannot stage .*(odd|null): it is neither a file nor"):
-        stage_paths(
-            [source / "weights", source if kind != "device" else path], place(tmp_path), users=1
-        )
+    with pytest.raises(StagingError, match=rf"cannot stage .*(odd|null).*{why}"):
+        stage_paths([source / "weights", given], place(tmp_path), users=1)
 
     assert not place(tmp_path).parent.exists()
 

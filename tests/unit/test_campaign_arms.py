@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from hpc_toolkit.bandit.arms import kind_of
 from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.search import make_arms, policy_of
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
 from hpc_toolkit.campaign.summary import search_so_far, summarize
-from hpc_toolkit.cli import gathering
-from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.loading import load_workload
+from tests.unit.jobcommands import call
 from tests.unit.playedcampaign import NOOP, Played
 
 GRID = "grid = { lr = [0.001, 0.01, 0.1], depth = [2, 4, 6, 8], model = ['a', 'b'] }"
@@ -96,17 +94,10 @@ def test_arms_that_are_wrong_are_refused_by_place(tmp_path: Path, arms: str, say
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        ([0.001, 0.01, 0.1], "log"),
-        ([16, 32, 64, 128], "log"),
-        ([2, 4, 6, 8], "linear"),
-        ([0.1, 0.2, 0.3, 0.4], "linear"),
-        ([0, 1, 10, 100], "linear"),
-        ([True, False], "linear"),
-        (["a", "b", None], "categories"),
-        ([1, "a"], "categories"),
-        ([f"name-{k}" for k in range(13)], "none"),
-        ([5, 5, 5], "none"),
-        ([1, 1.0, True], "none"),
+        *(([0.001, 0.01, 0.1], "log"), ([16, 32, 64, 128], "log"), ([2, 4, 6, 8], "linear")),
+        *(([0.1, 0.2, 0.3, 0.4], "linear"), ([0, 1, 10, 100], "linear")),
+        *(([True, False], "linear"), (["a", "b", None], "categories"), ([1, "a"], "categories")),
+        *(([str(k) for k in range(13)], "none"), ([5, 5, 5], "none"), ([1, 1.0, True], "none")),
         ([1700000000000000000, 1700000000000000001, 1700000000000000512], "linear"),
     ],
 )
@@ -132,9 +123,8 @@ def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
     assert found.best.keys == {"lr": 0.01, "depth": 6, "model": "b"}
     assert found.best.arm == "depth=6,lr=0.01,model=b"
     assert state["best"] == asdict(found.best)
-    counts = ("asked", "budget", "evaluated", "arms", "rounds", "evaluations")
-    assert [state[name] for name in counts] == [12, 12, 12, 24, 4, 12]
-    assert state["ended"] == found.ended
+    counts = ("asked", "budget", "evaluated", "arms", "rounds", "evaluations", "ended")
+    assert [state[name] for name in counts] == [12, 12, 12, 24, 4, 12, found.ended]
     assert state["rounds_since_best"] is not None
     assert [arm for arm, *_ in state["last"]] == list(reversed(found.sequence))[:8]
     assert found.baseline is None or found.baseline.keys["depth"] == 2
@@ -285,9 +275,7 @@ def test_gather_writes_the_evaluations_that_a_search_inherited_with_their_source
         return played.root
 
     def gathered(root: Path, file: str) -> str:
-        app = Commands(help="")
-        gathering.register(app)
-        ended = CliRunner().invoke(app, ["gather", str(root), "-o", str(tmp_path / file)])
+        ended = call("gather", root, "-o", tmp_path / file)
         assert ended.exit_code == 0, ended.output
         return ended.stderr
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,23 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import NOOP, Played, toy
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 BUDGET = {"budget": 6, "pending": 2}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        ({"a": 1, "b": 1}, "tasks: seconds: the task 'c' is missing"),
+        ({"a": 1, "b": 1, "c": 1, "d": 1}, "tasks: seconds: unknown task 'd'"),
+        ({"a": 1, "b": 1, "c": 0}, r"tasks: seconds\.c: 0 is not a positive number"),
+        ({"a": 1, "b": 1, "c": 10**400}, r"tasks: seconds\.c: 1000.* is not a posit"),
+        ({"a": 1, "b": 1, "c": 1e-320}, r"tasks: seconds\.c: 1e-320 is not a posit"),
+        ([1], "tasks: seconds: .* is not a table"),
+    ],
+)
+def test_tables_by_task_must_name_each_task_and_no_other(seconds: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
+        toy(BUDGET, tasks={"seconds": seconds})
 
 
 @pytest.mark.parametrize(
@@ -43,22 +57,6 @@ def test_search_tables_that_are_wrong_are_refused_by_key(search: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("tasks", "says"),
-    [
-        ({"seconds": {"a": 1, "b": 1}}, "tasks: seconds: the task 'c' is missing"),
-        ({"seconds": {"a": 1, "b": 1, "c": 1, "d": 1}}, "tasks: seconds: unknown task 'd'"),
-        ({"seconds": {"a": 1, "b": 1, "c": 0}}, r"tasks: seconds\.c: 0 is not a positive number"),
-        ({"seconds": {"a": 1, "b": 1, "c": 10**400}}, r"tasks: seconds\.c: 1000.* is not a posit"),
-        ({"seconds": {"a": 1, "b": 1, "c": 1e-320}}, r"tasks: seconds\.c: 1e-320 is not a posit"),
-        ({"seconds": [1]}, "tasks: seconds: .* is not a table"),
-    ],
-)
-def test_tables_by_task_must_name_each_task_and_no_other(tasks: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
-        toy(BUDGET, tasks=tasks)
-
-
-@pytest.mark.parametrize(
     ("search", "says"),
     [
         ({**BUDGET, "policy": "gp-uct"}, "search: unknown policy 'gp-uct'"),
@@ -78,18 +76,10 @@ def test_searches_that_cannot_work_are_refused_before_anything_runs(
 
 
 def test_settings_survive_json(tmp_path: Path) -> None:
-    search = {
-        "policy": "gp-ei",
-        "evaluations": 30,
-        "gpu_hours": 2,
-        "wall_hours": 1.5,
-        "pending": 3,
-        "asks": "window",
-        "metrics": ["entropy"],
-        "options": {"features": "all"},
-    }
-    seconds = {"a": 1.0, "b": 2.0, "c": 3.0}
-    campaign = toy(search, tasks={"seconds": seconds})
+    search: dict[str, Any] = {"policy": "gp-ei", "evaluations": 30, "gpu_hours": 2}
+    search |= {"wall_hours": 1.5, "pending": 3, "asks": "window", "metrics": ["entropy"]}
+    search["options"] = {"features": "all"}
+    campaign = toy(search, tasks={"seconds": {"a": 1.0, "b": 2.0, "c": 3.0}})
 
     run = make_campaign_run(tmp_path / "r", campaign, ())
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,8 @@ from hpc_toolkit.slurm.clusters.choice import (
     for_partition,
     resolve_cluster,
 )
-from hpc_toolkit.slurm.clusters.facts import parse_cluster
+from hpc_toolkit.slurm.clusters.facts import Cluster, parse_cluster
 from hpc_toolkit.slurm.clusters.fitting import Needs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOST = os.uname().nodename
 
@@ -27,8 +25,6 @@ HOST = os.uname().nodename
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory for user's files, on a machine that nothing recognizes."""
-    for name in [name for name in os.environ if name.startswith(("HPCTK_", "SLURM_CONF", "CC_"))]:
-        monkeypatch.delenv(name)
     monkeypatch.setattr(clusterchoice, "CONFIG_FILES", ())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
@@ -54,24 +50,8 @@ def test_an_option_wins_over_the_variable_and_that_over_recognition(
     assert resolve_cluster("killarney").notes == ()
 
 
-@pytest.mark.usefixtures("here")
-def test_a_cluster_is_recognized_by_a_variable_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC_CLUSTER", "killarney")
-
-    found = resolve_cluster(None)
-
-    assert found.cluster.name == "killarney"
-    why = "clusters/killarney.toml: identify.env = CC_CLUSTER=killarney"
-    assert found.notes == (f"cluster killarney, recognized by {why}",)
-
-
 @pytest.mark.parametrize(
-    ("pattern", "name"),
-    [
-        (HOST, "known"),
-        (f"{HOST[0]}*", "known"),
-        ("*.else.where", "generic"),
-    ],
+    ("pattern", "name"), [(HOST, "known"), (f"{HOST[0]}*", "known"), ("*.else.where", "generic")]
 )
 def test_a_pattern_must_be_that_of_the_whole_host_name(here: Path, pattern: str, name: str) -> None:
     identified(here, "known", f"hostname = '{pattern}'")
@@ -85,45 +65,35 @@ def test_the_slurm_in_reach_is_better_evidence_than_a_variable(
 ) -> None:
     conf = tmp_path / "slurm.conf"
     conf.write_text("# ClusterName=other\nclustername = HpctkLab # ours\n", encoding="utf-8")
-    monkeypatch.setenv("SLURM_CONF", str(conf))
     monkeypatch.setenv("CC_CLUSTER", "killarney")
-
-    found = resolve_cluster(None)
-
-    assert found.cluster.name == "lab"
-    assert "identify.slurm_cluster = hpctklab" in found.notes[0]
-
-
-@pytest.mark.usefixtures("here")
-def test_a_site_that_calls_its_slurm_lab_is_not_taken_for_a_lab(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conf = tmp_path / "slurm.conf"
-    conf.write_text("ClusterName=lab\n", encoding="utf-8")
+    found = [resolve_cluster(None)]
     monkeypatch.setenv("SLURM_CONF", str(conf))
+    found.append(resolve_cluster(None))
+    monkeypatch.delenv("CC_CLUSTER")
+    conf.write_text("ClusterName=lab\n", encoding="utf-8")  # a site's own name for its Slurm
+    found.append(resolve_cluster(None))
 
-    assert resolve_cluster(None).cluster.name == "generic"
+    assert [one.cluster.name for one in found] == ["killarney", "lab", "generic"]
+    why = "clusters/killarney.toml: identify.env = CC_CLUSTER=killarney"
+    assert found[0].notes == (f"cluster killarney, recognized by {why}",)
+    assert "identify.slurm_cluster = hpctklab" in found[1].notes[0]
 
 
-def test_a_users_cluster_wins_over_a_builtin_one_recognized_by_the_same_sign(
+def test_a_users_cluster_wins_over_a_builtin_one_and_two_of_one_layer_are_refused(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identified(here, "mine", "env = 'CC_CLUSTER=killarney'")
     monkeypatch.setenv("CC_CLUSTER", "killarney")
-
     assert resolve_cluster(None).cluster.name == "mine"
 
-
-def test_two_of_one_layer_recognized_by_the_same_sign_are_refused(here: Path) -> None:
     identified(here, "a", f"hostname = '{HOST}'")
     identified(here, "b", "hostname = '*'")
+    monkeypatch.delenv("CC_CLUSTER")
 
-    with pytest.raises(
-        ConfigError, match=r"a and b both match this machine, by identify\.hostname"
-    ) as e:
+    says = r"a and b both match this machine, by identify\.hostname"
+    with pytest.raises(ConfigError, match=says) as caught:
         resolve_cluster(None)
-
-    assert "--cluster" in e.value.hint
+    assert "--cluster" in caught.value.hint
 
 
 def test_a_broken_file_is_passed_over_with_a_note(here: Path) -> None:
@@ -146,19 +116,11 @@ MIXED = parse_cluster(
     cpus_per_node = 64
     mem_per_node = "480G"
     choose_partition = true
-    [[partitions]]
-    name = "short"
-    max_walltime = "3:00:00"
-    [[partitions]]
-    name = "long"
-    max_walltime = "2-00:00:00"
-    nodes = 2
-    [[partitions]]
-    name = "big"
-    gpus_per_node = 8
-    gpu_type = "h100"
-    cpus_per_node = 48
-    mem_per_node = "2T"
+    partitions = [
+      { name = "short", max_walltime = "3:00:00" },
+      { name = "long", max_walltime = "2-00:00:00", nodes = 2 },
+      { name = "big", gpus_per_node = 8, gpu_type = "h100", cpus_per_node=48, mem_per_node="2T" },
+    ]
     """,
     file="site.toml",
     name="site",
@@ -200,30 +162,23 @@ def test_a_job_that_fits_nowhere_is_refused_with_the_reason_of_each() -> None:
     assert "requeue" in caught.value.hint
 
 
-def test_a_partition_for_large_jobs_takes_no_small_one() -> None:
-    site = parse_cluster(
-        "[[partitions]]\nname = 'a'\nmin_nodes = 4\n[[partitions]]\nname = 'b'\nnodes = 3",
-        file="s.toml",
-        name="s",
-    )
+def two_partitions(limit: str) -> Cluster:
+    """Partition a with a limit, and b with three nodes."""
+    text = f"[[partitions]]\nname = 'a'\n{limit}\n[[partitions]]\nname = 'b'\nnodes = 3"
+    return parse_cluster(text, file="s.toml", name="s")
 
-    assert choose_partition(site, needs(nodes=3)) == "b"
-    assert choose_partition(site, needs(nodes=4)) == "a"
+
+def test_a_partition_for_large_jobs_takes_no_small_one_and_a_restricted_one_must_be_named() -> None:
+    large, restricted = two_partitions("min_nodes = 4"), two_partitions("restricted = true")
+
+    assert choose_partition(large, needs(nodes=3)) == "b"
+    assert choose_partition(large, needs(nodes=4)) == "a"
     with pytest.raises(RenderError, match=r"--nodes: 3 is less than s takes .*min_nodes = 4"):
-        fitting_site(site, ("a",), needs(nodes=3))
-
-
-def test_a_restricted_partition_is_never_chosen_and_taken_if_named() -> None:
-    site = parse_cluster(
-        "[[partitions]]\nname = 'a'\nrestricted = true\n[[partitions]]\nname = 'b'\nnodes = 3",
-        file="s.toml",
-        name="s",
-    )
-
-    assert choose_partition(site, needs()) == "b"
-    assert fitting_site(site, ("a",), needs(nodes=9)).nodes is None
+        fitting_site(large, ("a",), needs(nodes=3))
+    assert choose_partition(restricted, needs()) == "b"
+    assert fitting_site(restricted, ("a",), needs(nodes=9)).nodes is None
     with pytest.raises(RenderError, match="--nodes: 9 is more than s has"):
-        choose_partition(site, needs(nodes=9))
+        choose_partition(restricted, needs(nodes=9))
 
 
 def test_a_cluster_for_a_partition_has_its_nodes_and_tells_where_they_are_written() -> None:

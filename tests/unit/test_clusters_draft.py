@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -26,15 +27,8 @@ def test_an_old_slurm_with_select_linear_is_described() -> None:
     text, site = drafted(OLD_LINEAR)
 
     assert site.partitions[0].nodes == 1
-    assert site.kinds == (
-        NodeKind(
-            name="teslax2",
-            cpus=32,
-            mem_mib=190000 - 2048,
-            gpus=(("tesla", 2),),
-            gres=(("nvme", 1),),
-        ),
-    )
+    kind = NodeKind(name="teslax2", cpus=32, mem_mib=190000 - 2048, gpus=(("tesla", 2),))
+    assert site.kinds == (replace(kind, gres=(("nvme", 1),)),)
     assert (site.gpu_request, site.max_walltime_s) == ("gres", 1800)
     assert (site.max_array_size, site.shrink_jobs) == (10001, False)
     assert site.defaults == (("time", 1800),)
@@ -43,7 +37,7 @@ def test_an_old_slurm_with_select_linear_is_described() -> None:
     assert site.mem_style == "none"
 
 
-def test_a_draft_tells_its_source_its_date_and_that_nobody_verified_it() -> None:
+def test_a_draft_of_a_site_that_routes_jobs_tells_its_source_partitions_and_nodes() -> None:
     text, site = drafted(ROUTED)
 
     assert site.source == "hpctk cluster init site --from-slurm"
@@ -51,6 +45,15 @@ def test_a_draft_tells_its_source_its_date_and_that_nobody_verified_it() -> None
     assert dict(site.facts)["slurm"] == "25.05.3"
     assert dict(site.identify) == {"slurm_cluster": "Routed"}
     assert "# container_runtime" in text
+    assert {one.name: one.kinds for one in site.partitions} == {
+        "cpubase_b1": (("cpu62", 3),),
+        "gpubase_l40s_b1": (("l40sx4", 4),),
+        "gpubase_h100_b1": (("h100x8", 2),),
+        "private": (("h100x8", 1),),
+    }
+    assert site.kinds[2] == NodeKind(name="h100x8", cpus=46, mem_mib=2060000, gpus=(("h100", 8),))
+    assert (site.max_walltime_s, site.choose_partition) == (None, False)
+    assert "left to the site (JobSubmitPlugins=lua)" in text
 
 
 @pytest.mark.parametrize("value", ["(null)", "accounting_storage/none"])
@@ -61,21 +64,6 @@ def test_a_slurm_without_accounting_is_described_as_such(value: str) -> None:
     assert dict(site.facts)["accounting"] == "accounting_storage/none"
 
 
-def test_a_site_that_routes_jobs_lists_its_partitions_and_their_nodes() -> None:
-    text, site = drafted(ROUTED)
-
-    assert {one.name: one.kinds for one in site.partitions} == {
-        "cpubase_b1": (("cpu62", 3),),
-        "gpubase_l40s_b1": (("l40sx4", 4),),
-        "gpubase_h100_b1": (("h100x8", 2),),
-        "private": (("h100x8", 1),),
-    }
-    assert site.kinds[2] == NodeKind(name="h100x8", cpus=46, mem_mib=2060000, gpus=(("h100", 8),))
-    assert site.max_walltime_s is None
-    assert not site.choose_partition
-    assert "left to the site (JobSubmitPlugins=lua)" in text
-
-
 def described(partition: str, *nodes: str, config: str = "") -> tuple[str, Cluster]:
     settings = f"ClusterName = x\nSelectTypeParameters = CR_CORE_MEMORY\n{config}"
     return drafted(facts(settings, [partition], list(nodes)))
@@ -83,34 +71,38 @@ def described(partition: str, *nodes: str, config: str = "") -> tuple[str, Clust
 
 @pytest.mark.parametrize("limit", ["ReqResv=YES", "AllocNodes=login9", "AllowGroups=staff"])
 def test_a_partition_that_only_some_may_use_is_marked(limit: str) -> None:
-    text, site = described(
-        f"PartitionName=a State=UP {limit}", "NodeName=n1 CPUTot=4 RealMemory=100 Partitions=a"
-    )
+    node = "NodeName=n1 CPUTot=4 RealMemory=100 Partitions=a"
+    no_limit = "MaxArraySize = 4000001\n"
+    text, site = described(f"PartitionName=a State=UP {limit}", node, config=no_limit)
 
     assert f'restricted = "{limit}: ' in text
     assert site.partitions[0].restricted
+    assert site.max_array_size == 2**20
 
 
-def test_nodes_with_almost_equal_memory_are_of_one_kind() -> None:
-    nodes = [
-        f"NodeName=n{i} CPUTot=64 RealMemory={515000 if i < 7 else 515900} Partitions=gpu"
-        " Gres=gpu:a100:4"
-        for i in range(12)
-    ]
-    _, site = described("PartitionName=gpu", *nodes)
+@pytest.mark.parametrize(
+    ("mems", "kinds"),
+    [
+        ([*[515000] * 7, *[515900] * 5], {515000: 12}),
+        (range(500000, 520000, 500), {500000: 11, 505500: 11, 511000: 11, 516500: 7}),
+    ],
+)
+def test_nodes_with_almost_equal_memory_are_of_one_kind(
+    mems: Sequence[int], kinds: dict[int, int]
+) -> None:
+    line = "NodeName=n{} CPUTot=64 RealMemory={} Partitions=gpu Gres=gpu:a100:4"
+    _, site = described("PartitionName=gpu", *(line.format(*one) for one in enumerate(mems)))
 
-    assert site.partitions[0].kinds == (("a100x4", 12),)
-    assert site.kinds[0].mem_mib == 515000
+    assert [kind.mem_mib for kind in site.kinds] == list(kinds)
+    assert [number for _, number in site.partitions[0].kinds] == list(kinds.values())
 
 
-def test_memory_that_differs_on_each_node_makes_few_kinds() -> None:
-    nodes = [
-        f"NodeName=n{i} CPUTot=64 RealMemory={500000 + 500 * i} Partitions=a" for i in range(40)
-    ]
-    _, site = described("PartitionName=a", *nodes)
+@pytest.mark.parametrize("gpu", ["tesla-v100", "a100-v2"])
+def test_each_kind_of_nodes_has_its_own_name(gpu: str) -> None:
+    line = f"NodeName=n{{0}} CPUTot={{0}} RealMemory=9000 Gres=gpu:{gpu}:4 Partitions=a"
+    _, site = described("PartitionName=a", *(line.format(number) for number in range(1, 5)))
 
-    assert [kind.mem_mib for kind in site.kinds] == [500000, 505500, 511000, 516500]
-    assert [number for _, number in site.partitions[0].kinds] == [11, 11, 11, 7]
+    assert sum(number for _, number in site.partitions[0].kinds) == len(site.kinds) == 4
 
 
 def test_a_partition_is_chosen_where_slurm_does_not_route_and_the_default_is_first() -> None:
@@ -138,40 +130,15 @@ def test_every_suggestion_in_a_comment_is_valid_where_it_stands() -> None:
     assert dict(site.nccl) == {"NCCL_SOCKET_IFNAME": "ib0"}
 
 
-def test_text_with_spaces_and_equal_signs_hides_no_value() -> None:
-    line = "NodeName=n1 OS=Linux 6.1 #1 SMP  RealMemory=5 State=IDLE Reason=RealMemory=7 x=y"
-
-    assert parse_records(f"{line}\nNo partitions\n\n")[0]["RealMemory"] == "5"
-    assert len(parse_records(f"{line}\nNo partitions\n\n")) == 1
-
-
-def test_numbers_that_mean_no_limit_are_written() -> None:
-    _, site = described(
-        "PartitionName=a",
-        "NodeName=n CPUTot=4 RealMemory=9000 Partitions=a",
-        config="MaxArraySize = 4000001\n",
-    )
-
-    assert site.max_array_size == 2**20
-
-
-@pytest.mark.parametrize("gpu", ["tesla-v100", "a100-v2"])
-def test_each_kind_of_nodes_has_its_own_name(gpu: str) -> None:
-    nodes = [
-        f"NodeName=n{n} CPUTot={n} RealMemory=9000 Gres=gpu:{gpu}:4 Partitions=a"
-        for n in range(1, 5)
-    ]
-    _, site = described("PartitionName=a", *nodes)
-
-    assert sum(number for _, number in site.partitions[0].kinds) == len(site.kinds) == 4
-
-
 @pytest.mark.parametrize("key", ["Reason", "Comment", "Extra"])
 def test_nothing_is_read_from_free_text(key: str) -> None:
     text = "MemSpecLimit=3 CoreSpecCount=2 Partitions=a"
     line = f"NodeName=n1 RealMemory=5 {key}=x {text}\ny=Gres=gpu:8 {text}\nComment=z {text}\n"
 
     assert parse_records(line) == ({"NodeName": "n1", "RealMemory": "5"},)
+    line = f"NodeName=n1 OS=Linux 6.1 #1 SMP  RealMemory=5 State=IDLE {key}=RealMemory=7 x=y"
+    (found,) = parse_records(f"{line}\nNo partitions\n\n")
+    assert found["RealMemory"] == "5"
 
 
 @pytest.mark.parametrize(
@@ -198,17 +165,19 @@ def test_a_slurm_without_partitions_is_refused_and_says_what_was_left_out() -> N
         draft("site", told, TODAY)
 
 
-@pytest.mark.parametrize("name", ["../x", "a b", "", "-x"])
-def test_a_name_that_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="its name"):
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        *((name, "its name", "") for name in ("../x", "a b", "", "-x")),
+        *((f"{one}.toml", "would be read as a path", one) for one in ("x", "a.b")),
+    ],
+)
+def test_a_name_that_is_no_name_or_would_be_taken_for_a_path_is_refused(
+    name: str, message: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         draft(name, OLD_LINEAR, TODAY)
-
-
-@pytest.mark.parametrize("name", ["x.toml", "a.b.toml"])
-def test_a_name_that_would_be_taken_for_a_path_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="would be read as a path") as caught:
-        draft(name, OLD_LINEAR, TODAY)
-    assert name.removesuffix(".toml") in caught.value.hint
+    assert hint in caught.value.hint
 
 
 def test_hostile_words_of_slurm_stay_in_their_strings_and_comments() -> None:

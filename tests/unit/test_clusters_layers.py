@@ -37,8 +37,6 @@ class Layers:
 @pytest.fixture
 def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layers:
     made = Layers(tmp_path)
-    for name in [name for name in os.environ if name.startswith("HPCTK_")]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("HPCTK_SITE_CLUSTERS", str(made.directories["site"]))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path / "here")
@@ -55,12 +53,10 @@ def test_later_layers_win_key_by_key_and_each_key_knows_its_file(
 
     lab = load_cluster("lab")
 
-    assert (lab.nodes, lab.cpus_per_node, lab.gpu_type) == (20, 30, "c")
-    assert lab.gpus_per_node == 4
-    assert lab.written("gpus_per_node") == "clusters/lab.toml: gpus_per_node"
-    assert lab.written("nodes") == f"{site}: nodes"
-    assert lab.written("cpus_per_node") == f"{user}: cpus_per_node"
-    assert lab.written("gpu_type") == f"{project}: gpu_type"
+    assert (lab.nodes, lab.cpus_per_node, lab.gpu_type, lab.gpus_per_node) == (20, 30, "c", 4)
+    written = {"gpus_per_node": "clusters/lab.toml", "nodes": site, "cpus_per_node": user}
+    for key, file in {**written, "gpu_type": project}.items():
+        assert lab.written(key) == f"{file}: {key}"
     assert lab.written("defaults.qos") == "$HPCTK_QOS"
     assert dict(lab.defaults)["qos"] == "low"
 
@@ -71,22 +67,10 @@ def test_tables_are_merged_key_by_key_and_lists_are_replaced(layers: Layers) -> 
 
     lab = load_cluster("lab")
 
-    assert lab.modules == ("c",)
-    assert dict(lab.env) == {"A": "1", "B": "2"}
+    assert (lab.modules, dict(lab.env)) == (("c",), {"A": "1", "B": "2"})
     assert dict(lab.defaults) == {"time": 1800, "qos": "q"}
     assert lab.written("defaults") == f"{user}, clusters/lab.toml: defaults"
     assert lab.written("defaults.time") == "clusters/lab.toml: defaults.time"
-
-
-def test_the_project_is_the_current_directory_and_none_above(
-    layers: Layers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers.write("project", "mine", "nodes = 3")
-    below = layers.directories["project"].parent / "below"
-    below.mkdir()
-    monkeypatch.chdir(below)
-
-    assert "mine" not in cluster_names()
 
 
 def test_a_cluster_named_by_its_path_has_one_file_and_the_variables(
@@ -99,6 +83,11 @@ def test_a_cluster_named_by_its_path_has_one_file_and_the_variables(
     lab = load_cluster("./lab.toml")
 
     assert (lab.nodes, lab.cpus_per_node, lab.defaults) == (3, None, (("account", "me"),))
+    # The project is the current directory, and none above it.
+    layers.write("project", "mine", "nodes = 3")
+    assert "mine" in cluster_names()
+    monkeypatch.chdir(layers.directories["project"])
+    assert "mine" not in cluster_names()
 
 
 def test_extends_starts_from_another_cluster_but_not_from_how_it_is_recognized(
@@ -114,12 +103,8 @@ def test_extends_starts_from_another_cluster_but_not_from_how_it_is_recognized(
     assert big.file == user
     assert big.written("gpu_type") == "clusters/lab.toml: gpu_type"
     assert {"note", "accounting"} <= dict(big.facts).keys()
-
-
-def test_extends_in_a_circle_is_refused(layers: Layers) -> None:
     layers.write("user", "a", "extends = 'b'")
     layers.write("user", "b", "extends = 'a'")
-
     with pytest.raises(ConfigError, match="a extends b extends a: a circle"):
         load_cluster("a")
 
@@ -138,11 +123,7 @@ def test_every_option_with_a_default_has_a_variable(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("layers")
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [
-        ("HPCTK_CPUS_PER_TASK", "four"),
-        ("HPCTK_CPUS_PER_TASK", "9" * 5000),
-        ("HPCTK_QOS", "a\nb"),
-    ],
+    [("HPCTK_CPUS_PER_TASK", "four"), ("HPCTK_CPUS_PER_TASK", "9" * 5000), ("HPCTK_QOS", "a\nb")],
 )
 def test_a_variable_that_is_no_value_is_refused_by_its_name(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
@@ -164,21 +145,18 @@ def test_a_file_that_everybody_may_write_is_refused(layers: Layers, layer: str) 
     assert caught.value.hint.startswith("chmod o-w ")
 
 
-def test_a_file_in_a_directory_that_everybody_may_write_is_refused(layers: Layers) -> None:
+def test_a_file_in_a_directory_that_everybody_may_write_is_refused_unless_it_is_sticky(
+    layers: Layers,
+) -> None:
     layers.write("project", "lab", "nodes = 2")
-    layers.directories["project"].chmod(0o777)
-
-    with pytest.raises(ConfigError, match="it is world-writable"):
-        load_cluster("lab")
-    with pytest.raises(ConfigError, match="it is world-writable"):
-        load_cluster("./clusters/lab.toml")
-
-
-def test_a_sticky_directory_is_no_risk_for_a_file_of_ones_own(layers: Layers) -> None:
-    layers.write("project", "lab", "nodes = 2")
-    layers.directories["project"].chmod(0o1777)
-
-    assert load_cluster("lab").nodes == 2
+    for mode in (0o777, 0o1777):
+        layers.directories["project"].chmod(mode)
+        for name in ("lab", "./clusters/lab.toml"):
+            if mode == 0o777:
+                with pytest.raises(ConfigError, match="it is world-writable"):
+                    load_cluster(name)
+            else:
+                assert load_cluster(name).nodes == 2
 
 
 def test_a_link_is_as_safe_as_the_directory_that_it_leads_to(

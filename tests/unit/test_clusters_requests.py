@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.slurm.clusters.draft import SlurmFacts
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.nodes import format_count, read_gres
 from hpc_toolkit.slurm.clusters.rights import ASSOCIATION, QOS, User, parse_rows
@@ -22,11 +22,7 @@ from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.submit.submission import of_request
 from tests.hostile import HOSTILE
 from tests.sites import Site, invented
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.slurm.clusters.draft import SlurmFacts
+from tests.unit.jobcommands import call
 
 ROWS = """Cluster|Account|Partition|QOS|Def QOS|MaxSubmit
 site|Lab||normal,over,long|normal|40
@@ -281,30 +277,15 @@ def test_a_plan_bills_complete_nodes_where_all_partitions_give_them(tmp_path: Pa
 PRICED = """
 currency = "EUR"
 price_per_gpu_hour = 1.0
-[kinds.l40s]
-cpus = 32
-mem = "256G"
-gpus = "l40s:4"
-[kinds.a100]
-cpus = 64
-mem = "1T"
-gpus = "a100:8"
-[kinds.plain]
-cpus = 96
-mem = "128G"
-[[partitions]]
-name = "mixed"
-kinds = { l40s = 20, a100 = 4 }
-max_walltime = "1-00:00:00"
-[[partitions]]
-name = "whole"
-kinds = { a100 = 4 }
-whole_nodes = true
-price_per_gpu_hour = 3.0
-[[partitions]]
-name = "cpu"
-kinds = { plain = 9 }
-price_per_node_hour = 0.5
+partitions = [
+  { name = "mixed", kinds = { l40s = 20, a100 = 4 }, max_walltime = "1-00:00:00" },
+  { name = "whole", kinds = { a100 = 4 }, whole_nodes = true, price_per_gpu_hour = 3.0 },
+  { name = "cpu", kinds = { plain = 9 }, price_per_node_hour = 0.5 },
+]
+[kinds]
+l40s = { cpus = 32, mem = "256G", gpus = "l40s:4" }
+a100 = { cpus = 64, mem = "1T", gpus = "a100:8" }
+plain = { cpus = 96, mem = "128G" }
 """
 
 
@@ -332,18 +313,8 @@ def test_a_plan_of_a_partition_has_its_nodes_limits_and_prices(
     tmp_path: Path, words: str, found: tuple[int, int, float, int | None] | str
 ) -> None:
     (tmp_path / "s.toml").write_text(PRICED, encoding="utf-8")
-    argv = [
-        "plan",
-        "--items",
-        "9999",
-        "--item-time",
-        "10min",
-        "--cluster",
-        str(tmp_path / "s.toml"),
-    ]
-    done = CliRunner().invoke(
-        load_commands("plan"), [*argv, "--nodes", "1", "--json", *words.split()]
-    )
+    argv = f"plan --items 9999 --item-time 10min --cluster {tmp_path}/s.toml --nodes 1 --json"
+    done = call(*argv.split(), *words.split())
 
     if isinstance(found, str):
         assert found in f"{done.exception} {getattr(done.exception, 'hint', '')}"
@@ -355,16 +326,10 @@ def test_a_plan_of_a_partition_has_its_nodes_limits_and_prices(
 
 
 def test_several_submissions_count_against_the_number_of_jobs(tmp_path: Path) -> None:
-    from hpc_toolkit.cli import submit
-    from hpc_toolkit.cli.help import Commands
-
-    app = Commands(help="")
-    submit.register(app)
     site = Site(SITES["qos"], tmp_path)
     for jobs, refused in ((31, True), (30, False)):
-        argv = ["submit", "command", "--cluster", str(site.file), "--jobs", str(jobs), "--dry-run"]
-        done = CliRunner().invoke(app, [*argv, "--", "true"])
-        said = str(done.exception)
+        words = f"submit command --cluster {site.file} --jobs {jobs} --dry-run -- true"
+        said = str(call(*words.split()).exception)
         assert ("--jobs: 31 jobs are more than a user of site may" in said) is refused, said
 
 
@@ -390,7 +355,8 @@ def test_amounts_of_resources_are_read_with_their_units(
     assert format_count(read[0][2]) == written
 
 
-MORE = ("licenses=x", "open-mode=append", "constraint=eth")
+MORE = "--sbatch hint=memory_bound --sbatch exclusive --sbatch licenses=x"
+MORE += " --sbatch open-mode=append --sbatch constraint=eth"
 DEFAULTS = """
 max_walltime = "2-00:00:00"
 gpus_per_node = 4
@@ -426,77 +392,53 @@ name = "tidy"
 hint = false
 nice = false
 """
-LEFT_OUT = ("hint", "licenses", "constraint", "time")
+LEFT_OUT = "--sbatch hint= --sbatch licenses= --sbatch constraint= --sbatch time="
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "expected"),  # a word without "=" is an option that the script lacks
     [
         (
             "--partition plain --gpus-per-node 1",
-            {
-                "hint": "nomultithread",
-                "exclusive": "",
-                "licenses": "scratch:1",
-                "nice": "10",
-                "image": "docker:ubuntu:22.04",
-                "export": "NONE",
-                "clusters": "alex",
-                "open-mode": "truncate",
-                "constraint": "ib",
-                "time": "02:00:00",
-                "mem-per-gpu": "16G",
-                "gres-flags": None,
-            },
+            "hint=nomultithread exclusive= licenses=scratch:1 nice=10 image=docker:ubuntu:22.04",
         ),
+        (
+            "--partition plain --gpus-per-node 1",
+            "export=NONE clusters=alex open-mode=truncate constraint=ib time=02:00:00 gres-flags",
+        ),
+        ("--partition plain --gpus-per-node 1", "mem-per-gpu=16G"),
         # A default of memory per GPU does not stop a job without GPUs.
-        ("--partition plain", {"mem-per-gpu": None, "mem": "8G"}),
+        ("--partition plain", "mem-per-gpu mem=8G"),
         (
             "--partition big --gpus-per-node 1",
-            {
-                "hint": "multithread",
-                "exclusive": None,
-                "time": "03:00:00",
-                "mem": None,
-                "mem-per-gpu": None,
-                "licenses": "scratch:1",
-                "gres-flags": "enforce-binding",
-            },
+            "hint=multithread exclusive time=03:00:00 mem mem-per-gpu gres-flags=enforce-binding",
         ),
         (
-            "--partition big --time 1h --mem 4G"
-            + "".join(f" --sbatch {one}" for one in ("hint=memory_bound", "exclusive", *MORE)),
-            {
-                "hint": "memory_bound",
-                "exclusive": "",
-                "time": "01:00:00",
-                "mem": "4G",
-                "licenses": "x",
-                "open-mode": "append",
-                "constraint": "eth",
-            },
+            f"--partition big --time 1h --mem 4G {MORE}",
+            "hint=memory_bound exclusive= time=01:00:00 mem=4G licenses=x open-mode=append",
         ),
-        ("--partition plain --sbatch exclusive=no", {"exclusive": None, "hint": "nomultithread"}),
-        (
-            "--partition big" + "".join(f" --sbatch {one}=" for one in LEFT_OUT),
-            {"hint": None, "licenses": None, "constraint": None, "time": "01:00:00", "nice": "10"},
-        ),
-        ("--partition tidy", {"hint": None, "nice": None, "open-mode": "truncate"}),
-        ("--partition tidy --sbatch hint=multithread", {"hint": "multithread", "nice": None}),
-        ("--partition plain --sbatch comment=a= --sbatch image=", {"comment": "a=", "image": None}),
-        ("--partition plain --sbatch oversubscribe", {"exclusive": None, "oversubscribe": ""}),
-        ("--partition big,plain", {"hint": "nomultithread", "exclusive": ""}),
-        ("train-cpu --partition plain --hint compute_bound -- t.py", {"hint": None, "nice": "10"}),
+        (f"--partition big {MORE}", "constraint=eth"),
+        ("--partition plain --sbatch exclusive=no", "exclusive hint=nomultithread"),
+        (f"--partition big {LEFT_OUT}", "hint licenses constraint time=01:00:00 nice=10"),
+        ("--partition tidy", "hint nice open-mode=truncate licenses=scratch:1"),
+        ("--partition tidy --sbatch hint=multithread", "hint=multithread nice"),
+        ("--partition plain --sbatch comment=a= --sbatch image=", "comment=a= image"),
+        ("--partition plain --sbatch oversubscribe", "exclusive oversubscribe="),
+        ("--partition big,plain", "hint=nomultithread exclusive="),
+        ("train-cpu --partition plain --hint compute_bound -- t.py", "hint nice=10"),
     ],
 )
 def test_the_command_line_wins_over_a_partition_and_that_over_the_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, expected: dict[str, str | None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, expected: str
 ) -> None:
     found = Site(SITES["linear"], tmp_path)
     found.file.write_text(DEFAULTS, encoding="utf-8")
+    wanted = [one.partition("=") for one in expected.split()]
 
     options = found.options(words)
-    assert {key: options.get(key) for key in expected} == expected
+    assert {key: options.get(key) for key, *_ in wanted} == {
+        key: value if has_value else None for key, has_value, value in wanted
+    }
     if "time" not in words:
         monkeypatch.setenv("HPCTK_TIME", "30")
         assert found.options(words)["time"] == "00:30:00"
@@ -527,6 +469,8 @@ def test_the_command_line_wins_over_a_partition_and_that_over_the_cluster(
 def test_options_that_sbatch_must_not_get_are_refused_with_their_place(
     table: str, line: str, message: str
 ) -> None:
+    with pytest.raises(ConfigError, match=r"s\.toml: defaults: sbatch: .* a table"):
+        parse_cluster("[defaults]\nsbatch = 'hint=x'\n", file="s.toml", name="s")
     text = f"[[partitions]]\nname = 'a'\n{table}\n{line}\n"
     with pytest.raises(HpcToolkitError) as caught:
         parse_cluster(text, file="s.toml", name="s")
@@ -628,8 +572,3 @@ def test_a_slash_in_a_name_makes_no_directory(tmp_path: Path) -> None:
     for name in (" a", "a ", "a\tb", "a;b", "$a", "a'b", "a#b", "a" * 65, "-a"):
         with pytest.raises(RenderError):
             read_spec({"job_name": name})
-
-
-def test_a_default_of_the_wrong_kind_names_the_key() -> None:
-    with pytest.raises(ConfigError, match=r"s\.toml: defaults: sbatch: .* a table"):
-        parse_cluster("[defaults]\nsbatch = 'hint=x'\n", file="s.toml", name="s")

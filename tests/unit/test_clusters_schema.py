@@ -20,60 +20,32 @@ from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED
 VALIDATOR = jsonschema.Draft7Validator(cluster_schema(), format_checker=jsonschema.FormatChecker())
 
 GOOD = [
-    "nodes = 1",
-    "gpus_per_node = 0",
-    "min_nodes = 2",
+    "nodes = 1\ngpus_per_node = 0\nmin_nodes = 2\ncpus_per_node = 64\ngpu_type = 'l40s'",
+    "mem_per_node = '1T'\nmax_walltime = '7-00:00:00'\nmax_array_size = 1001",
+    "checked = 2026-01-19\nverified = true\nextends = 'lab'",
     "partitions = [{name = 'a', min_nodes = 2, restricted = true}]",
-    "gpu_type = 'l40s'",
-    "mem_per_node = '1T'",
-    "max_walltime = '7-00:00:00'",
-    "checked = 2026-01-19",
-    "verified = true",
-    "extends = 'lab'",
     "choose_partition = true\npartitions = [{name = 'a_b+c@d.e', nodes = 1}]",
     "identify = {env = 'A=b c', hostname = 'login*', slurm_cluster = 'x'}",
-    "binds = ['/a', '/a:/b', '/a b:/c:ro']",
-    "forbidden_submit_dirs = ['~', '~/x', '/home']",
-    "conda_base = '/opt/conda'",
-    "container_runtime = 'pyxis'",
-    "gpu_backend = 'gloo'",
-    "env = {A = 'x'}",
+    "binds = ['/a', '/a:/b', '/a b:/c:ro']\nforbidden_submit_dirs = ['~', '~/x', '/home']",
+    "conda_base = '/opt/conda'\ncontainer_runtime = 'pyxis'\ngpu_backend = 'gloo'",
+    "env = {A = 'x'}\nfacts = {anything = 'läuft'}",
     "nccl = {NCCL_IB_HCA = 'mlx5', FI_CXI_RX_MATCH_MODE = 'software'}",
     "defaults = {time = '5', cpus_per_task = 4, account = 'a'}",
     "defaults = {mem = '0', partition = 'a,b', constraint = '[a|b]&c', qos = 'q'}",
-    "facts = {anything = 'läuft'}",
-    "setup = ['source /opt/env.sh']",
-    "modules = ['cuda/12.4']",
-    "account_hint = 'aip-x'\naccount_required = true",
-    "cpus_per_node = 64",
-    "price_per_gpu_hour = 2\ncurrency = 'USD'",
-    "price_per_node_hour = 0.6",
+    "setup = ['source /opt/env.sh']\nmodules = ['cuda/12.4']",
+    "account_hint = 'aip-x'\naccount_required = true\nlogin_shell = true\nshrink_jobs = false",
+    "price_per_gpu_hour = 2\nprice_per_node_hour = 0.6\ncurrency = 'USD'",
     "partitions = [{name = 'a', price_per_gpu_hour = 0}]",
-    "login_shell = true",
-    "shrink_jobs = false",
-    "max_array_size = 1001",
     "node_setup = ['cp /data/env.tar /tmp']",
 ]
 
 BAD = [
-    "nods = 1",
-    "nodes = 1.5",
-    "nodes = true",
-    "price_per_node_hour = '2 USD'",
-    "gpu_request = 'gpu'",
-    "mem_style = 'none at all'",
-    "mem_per_node = 480",
-    "checked = '19 January'",
-    "verified = 'yes'",
-    "partitions = [{nodes = 1}]",
-    "partitions = [{name = 'a', nods = 1}]",
-    "partitions = {name = 'a'}",
-    "identify = {host = 'x'}",
-    "binds = '/a'",
-    "env = {A = 1}",
-    "defaults = {tiem = '5'}",
-    "defaults = {cpus_per_task = '4'}",
-    "facts = {a = {b = 'c'}}",
+    *("nods = 1", "nodes = 1.5", "nodes = true", "price_per_node_hour = '2 USD'"),
+    *("gpu_request = 'gpu'", "mem_style = 'none at all'", "mem_per_node = 480"),
+    *("checked = '19 January'", "verified = 'yes'", "partitions = [{nodes = 1}]"),
+    *("partitions = [{name = 'a', nods = 1}]", "partitions = {name = 'a'}"),
+    *("identify = {host = 'x'}", "binds = '/a'", "env = {A = 1}", "defaults = {tiem = '5'}"),
+    *("defaults = {cpus_per_task = '4'}", "facts = {a = {b = 'c'}}"),
 ]
 
 
@@ -94,29 +66,21 @@ def accepted_by_reader(text: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ["generic", "killarney", "lab"])
-def test_every_builtin_file_is_valid(name: str) -> None:
-    source = importlib.resources.files("hpc_toolkit.slurm") / "data" / "clusters" / f"{name}.toml"
+def test_every_builtin_file_and_every_draft_is_valid() -> None:
+    files = importlib.resources.files("hpc_toolkit.slurm") / "data" / "clusters"
+    texts = [(files / f"{name}.toml").read_text(encoding="utf-8") for name in cluster_names()]
+    texts += [draft("site", told, dt.date(2026, 11, 21)) for told in (OLD_LINEAR, ROUTED, MIXED)]
 
-    assert name in cluster_names()
-    assert accepted_by_schema(source.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("told", [OLD_LINEAR, ROUTED, MIXED], ids=["old", "routed", "mixed"])
-def test_every_draft_is_valid(told: Any) -> None:
-    assert accepted_by_schema(draft("site", told, dt.date(2026, 11, 21)))
+    assert len(texts) == 6
+    assert all(map(accepted_by_schema, texts))
 
 
-@pytest.mark.parametrize("text", GOOD)
-def test_what_the_reader_accepts_the_schema_accepts(text: str) -> None:
-    assert accepted_by_reader(text)
-    assert accepted_by_schema(text)
-
-
-@pytest.mark.parametrize("text", BAD)
-def test_an_unknown_key_and_a_wrong_type_both_refuse(text: str) -> None:
-    assert not accepted_by_reader(text)
-    assert not accepted_by_schema(text)
+@pytest.mark.parametrize(
+    ("text", "accepted"), [*((one, True) for one in GOOD), *((one, False) for one in BAD)]
+)
+def test_the_schema_accepts_what_the_reader_accepts(text: str, accepted: bool) -> None:
+    assert accepted_by_reader(text) is accepted
+    assert accepted_by_schema(text) is accepted
 
 
 def test_every_key_is_in_the_schema_with_a_description() -> None:

@@ -36,6 +36,11 @@ def mixed(tmp_path: Path) -> Site:
 
 
 @pytest.fixture
+def memory(tmp_path: Path) -> Site:
+    return Site(MEMORY, tmp_path)
+
+
+@pytest.fixture
 def slices(tmp_path: Path) -> Site:
     return Site(SLICES, tmp_path)
 
@@ -57,11 +62,7 @@ def test_a_job_gets_its_share_of_the_nodes_that_fit(
 
     assert found[0] == cpus
     assert 0.999 * mem <= found[1] <= mem
-
-
-def test_a_number_of_gpus_that_one_kind_has_names_their_type_and_the_kind(mixed: Site) -> None:
     options, note = mixed.render("--nodes 1 --gpus-per-node 4")
-
     assert options["gpus-per-node"] == "a100:4"
     assert "nodes that fit: 3 a100x8" in note
 
@@ -91,12 +92,9 @@ def test_what_no_kind_or_too_few_nodes_have_is_refused(
         mixed.render(words)
 
 
-@pytest.mark.parametrize("gpus", ["h100:4", "h100_3g.40gb:2", "l40s.2:4", "l40s:2"])
-def test_slices_and_complete_gpus_are_taken_as_written(slices: Site, gpus: str) -> None:
-    assert slices.options(f"--gpus-per-node {gpus}")["gpus-per-node"] == gpus
-
-
-def test_a_slice_gets_less_of_its_node_than_a_larger_one(slices: Site) -> None:
+def test_slices_are_taken_as_written_and_get_less_of_a_node_than_larger_ones(slices: Site) -> None:
+    for gpus in ("h100:4", "h100_3g.40gb:2", "l40s.2:4", "l40s:2"):
+        assert slices.options(f"--gpus-per-node {gpus}")["gpus-per-node"] == gpus
     # 64 CPUs for 14 sevenths and 4 times 3 sevenths of a GPU.
     assert slices.rank("--gpus-per-node h100_1g.10gb:1") == (2, 500000 // 26 // 2 * 2)
     assert slices.rank("--gpus-per-node h100_3g.40gb:1")[0] == 7
@@ -221,12 +219,8 @@ def test_several_named_partitions_give_what_all_of_them_have(tmp_path: Path) -> 
     assert found.options("--partition other --gpus-per-node 64")["gpus-per-node"] == "64"
 
 
-@pytest.fixture
-def rights(tmp_path: Path) -> Site:
-    return Site(RIGHTS, tmp_path)
-
-
-def test_a_job_goes_to_a_partition_that_the_user_may_use(rights: Site) -> None:
+def test_a_job_goes_to_a_partition_that_the_user_may_use(tmp_path: Path) -> None:
+    rights = Site(RIGHTS, tmp_path)
     assert rights.options("--nodes 4")["partition"] == "batch"
     assert rights.options("--nodes 2")["partition"] == "open"
     assert rights.options("--gpus-per-node 1")["partition"] == "teach"
@@ -395,11 +389,6 @@ def test_sacctmgr_is_asked_for_this_user_and_may_be_absent(
     assert not this_user("site", accounting=False).associations
 
 
-@pytest.fixture
-def memory(tmp_path: Path) -> Site:
-    return Site(MEMORY, tmp_path)
-
-
 def test_memory_is_requested_in_the_form_of_the_partition_within_its_limit(memory: Site) -> None:
     options = memory.options("--partition cpu --ntasks-per-node 48")
 
@@ -422,11 +411,8 @@ def test_complete_nodes_are_billed_where_they_are_given(memory: Site) -> None:
     # The job gets, and pays for, the eight GPUs and all of the memory.
     assert (options["gpus-per-node"], options["mem"]) == ("mi250:2", "480000M")
     assert "up to 8.00 GPU-hours" in note
-
-
-def test_a_partition_alone_can_leave_memory_to_slurm(memory: Site) -> None:
+    # A partition alone can leave memory to Slurm.
     memory.edit("whole_nodes = true", 'mem_style = "none"\nwhole_nodes = true')
-
     assert not {"mem", "mem-per-cpu"} & memory.options("--partition acc --gpus-per-node 8").keys()
     assert "mem" in memory.options("--partition big")
 

@@ -88,13 +88,11 @@ def test_a_module_outside_the_installation_that_changes_is_named(
 ) -> None:
     main = project.write("NAME.py", f"TYPE_CHECKING = False\n{imports}\ndef f(item):\n    pass\n")
     project.write("NAME_helper.py", "one = 1\n")
-    project.write("NAME_package/__init__.py", "")
-    project.write("NAME_package/above.py", "")
-    project.write("NAME_package/inner/__init__.py", "")
+    for name in ("__init__.py", "above.py", "inner/__init__.py", "inner/beside.py"):
+        project.write(f"NAME_package/{name}", "")
     project.write("NAME_package/inner/deep.py", "from . import beside\nfrom .. import above\n")
-    project.write("NAME_package/inner/beside.py", "")
-    project.write("NAME_space/inner/deep.py", "")
-    project.write(f"NAME_native{EXTENSION_SUFFIXES[0]}", "")
+    for name in ("NAME_space/inner/deep.py", f"NAME_native{EXTENSION_SUFFIXES[0]}"):
+        project.write(name, "")
     target = project.write("elsewhere/target.py", "")
     (project.root / f"{project.name}_link.py").symlink_to(target)
     # As an editable installation does.
@@ -135,12 +133,9 @@ def test_what_pip_put_into_a_directory_is_no_code_of_the_user(
 @pytest.mark.parametrize(
     ("command", "changed"),
     [
-        ("python train.py --lr {lr}", "train.py"),
-        ("python train.py --lr {lr}", "helper.py"),
-        ("cd . && ./tool {lr}; true", "tool"),
-        ("cat data.csv; echo {lr}", ""),
-        ("sh src/run.sh {lr}|cat", "src/run.sh"),
-        ("python 'train.py' {lr}", "train.py"),
+        *(("python train.py --lr {lr}", one) for one in ("train.py", "helper.py")),
+        *(("cd . && ./tool {lr}; true", "tool"), ("cat data.csv; echo {lr}", "")),
+        *(("sh src/run.sh {lr}|cat", "src/run.sh"), ("python 'train.py' {lr}", "train.py")),
     ],
 )
 def test_a_script_of_a_command_that_changes_is_named(

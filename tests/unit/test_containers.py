@@ -46,18 +46,14 @@ def test_a_hostile_image_or_path_is_one_word_or_refused(runtime: str, tmp_path: 
     # Each text for two or three of the programs.
     texts = TEXTS[list(PROGRAMS).index(runtime) % 3 :: 3]
     accepted = 0
-    harmless: dict[str, dict[str, Any]] = {
-        "container": {"container": "y"},
-        "bind": {"container": "y", "bind": ("/x/y",)},
-    }
     lengths = {
-        field: len(words_of(plain(runtime, **one), tmp_path)) for field, one in harmless.items()
+        field: len(words_of(plain(runtime, **{"container": "y", **one}), tmp_path))
+        for field, one in (("container", {}), ("bind", {"bind": ("/x/y",)}))
     }
     for text in texts:
         for field, value in (("container", text), ("bind", (f"/x/{text}",))):
-            fields = {"container": "image", field: value}
             try:
-                script = plain(runtime, **fields)
+                script = plain(runtime, **{"container": "image", field: value})
             except HpcToolkitError:
                 continue
             accepted += 1

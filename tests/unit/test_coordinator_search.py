@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,17 +14,12 @@ from hpc_toolkit.bandit import Pull
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.decisions import Decision
 from hpc_toolkit.campaign.search import make_arms, metric_columns, policy_of
+from hpc_toolkit.campaign.settings import Campaign
 from hpc_toolkit.campaign.summary import summarize
 from hpc_toolkit.engines.localcampaign import resume_campaign
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hpc_toolkit.campaign.settings import Campaign
 
 ALL = tuple(SECONDS)
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -38,12 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "evaluations": {"policy": "gp-ei", "evaluations": 20, "pending": 2, "asks": "window"},
     "hours": {"policy": "random", "gpu_hours": 0.1, "pending": 3},
-    "till nothing is left": {
-        "policy": "random",
-        "evaluations": 1000,
-        "pending": 2,
-        "asks": "window",
-    },
+    "all": {"policy": "random", "evaluations": 1000, "pending": 2, "asks": "window"},
 }
 
 
@@ -98,9 +90,7 @@ def test_search_whose_first_results_have_no_score_stops_and_names_their_keys(
 @pytest.mark.parametrize(
     ("more", "initial"),
     [
-        ({"pending": 8}, 8),
-        ({"pending": 3}, 5),
-        ({"pending": 8, "asks": "window"}, 5),
+        *(({"pending": 8}, 8), ({"pending": 3}, 5), ({"pending": 8, "asks": "window"}, 5)),
         ({"pending": 8, "options": {"initial": 2}}, 2),
     ],
 )
@@ -177,19 +167,10 @@ def test_wall_hours_add_up_over_coordinators_and_end_the_search(
     assert decisions[: len(before)] == before
     assert [one.wall_s for one in decisions] == [0.0, 900.0, 1800.0, 2700.0]
     assert played.coordinate() == decisions, "one that is started again asks for more"
-
-
-def test_the_coordinator_asks_for_nothing_behind_the_seal(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was decided that the hours have passed; who is started then has no hour behind it."""
-    campaign = toy({"policy": "random", "wall_hours": 1.0, "pending": 2})
-    played = Played(fast_dir / "r", campaign, monkeypatch)
-    played.waits_s = 3600.0
-    played.coordinate()
-    assert len(played.decisions()) == 1
-
-    assert len(played.coordinate()) == 1
+    # The hours have passed at once; the coordinator that is started then has none behind it.
+    brief = Played(fast_dir / "brief", campaign, monkeypatch)
+    brief.waits_s = 3600.0
+    assert len(brief.coordinate()) == len(brief.coordinate()) == 1
 
 
 def test_a_restart_takes_recorded_asks_from_the_log_even_if_the_policy_would_ask_otherwise(
@@ -224,3 +205,28 @@ def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
     found = summarize(run.view, made("window"))
     assert found is not None
     assert found.ended == "requested 9 arms, the budget is 9"
+
+
+def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = toy(
+        {"policy": "gp-ucb", "budget": 4, "pending": 2, "asks": "window"},
+        models=[{"name": "s", "layers": 2, "size": 1000, "steps": [0, 1]}],
+    )
+    Played(fast_dir / "r", campaign, monkeypatch).coordinate()
+    view = Run.open(fast_dir / "r").view
+    view.poll()
+    orders: list[list[Any]] = []
+
+    first, *others = view.stages["tasks"].log.segments.values()
+    for segment in (first, *others):
+        lines = dict(zip(segment.order or range(segment.count), segment.items(), strict=True))
+        tasks = [json.loads(lines[given])["task"] for given in sorted(lines)]
+        orders += [tasks[at : at + 3] for at in range(0, len(tasks), 3)]
+    assert orders[:2] == [list(SECONDS)] * 2  # two arms at once, of which nothing is known
+    for group in range(len(first.groups)):
+        kinds = [first.kind_of(unit) for unit in first.units if unit.group == group]
+        assert kinds == sorted(kinds), "the longest task of every arm before the next one"
+    assert {first.kind_of(unit) for unit in first.units} == {0, 1, 2}
+    assert orders[2:] == [["c", "b", "a"]] * 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,6 @@ from hpc_toolkit.bandit import Observation, Pull
 from hpc_toolkit.campaign.decisions import SEARCH, Decision, Decisions, read_decisions
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.items import Segment, encode_segment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TELL = Observation("x", scores={"a": 0.5}, seconds={"a": 2.0}, failed=("b",))
 
@@ -24,14 +22,9 @@ def segment(path: Path, decision: dict[str, Any] | None) -> Segment:
 
 def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
     whole = Decision(why=SEARCH, number=1, pulls=(Pull("x"), Pull("y")))
-    parts = Decision(
-        why=SEARCH,
-        number=2,
-        pulls=(Pull("x", ("c",)), Pull("z")),
-        tells=(TELL,),
-        wall_s=12.5,
-        metrics={"entropy": [0.5, None]},
-    )
+    rest: dict[str, Any] = {"wall_s": 12.5, "metrics": {"entropy": [0.5, None]}}
+    pulls = (Pull("x", ("c",)), Pull("z"))
+    parts = Decision(why=SEARCH, number=2, pulls=pulls, tells=(TELL,), **rest)
     written = [segment(tmp_path / str(n), one.to_json()) for n, one in enumerate([whole, parts])]
 
     assert read_decisions([segment(tmp_path / "2", None), *written]) == [whole, parts]
@@ -42,19 +35,15 @@ def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"arms": None}, "'arms' of its decision is None"),
+        *(({"arms": one}, "'arms' of its decision is ") for one in (None, [1])),
         ({"tells": {}}, "'tells' of its decision is {}"),
-        ({"arms": [1]}, r"'arms' of its decision is \[1\]"),
         ({"tasks": [["a"], ["b"]]}, "tasks of 2 pulls for 1 arms"),
         ({"tasks": []}, "tasks of 0 pulls for 1 arms"),
         ({"tasks": ["a"]}, "'tasks' of its decision is"),
         ({"number": None}, "'number' of its decision is None"),
-        ({"wall_s": -1}, "'wall_s' of its decision is -1"),
-        ({"wall_s": "long"}, "'wall_s' of its decision is long"),
-        ({"metrics": [1]}, "'metrics' of its decision is"),
-        ({"metrics": {"m": ["1"]}}, "'metrics' of its decision is"),
-        ({"tells": [3]}, "a tell of its decision: not an observation"),
-        ({"tells": [{"arm": "x"}]}, "a tell of its decision: not an observation"),
+        *(({"wall_s": one}, f"'wall_s' of its decision is {one}") for one in (-1, "long")),
+        *(({"metrics": one}, "'metrics' of its decision is") for one in ([1], {"m": ["1"]})),
+        *(({"tells": [one]}, "a tell .*: not an observation") for one in (3, {"arm": "x"})),
         ({"tells": [{**TELL.to_json(), "scores": {"a": "b"}}]}, "a tell of its decision: arm 'x'"),
     ],
 )

@@ -22,24 +22,18 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_collectives_give_copies_of_what_they_are_given() -> None:
+def test_collectives_give_copies_and_name_what_they_cannot_do() -> None:
     own = torch.tensor([1.0, 2.0], requires_grad=True)
 
     for found in (distributed.all_reduce(own), distributed.all_reduce(own, "average")):
         assert found.tolist() == [1.0, 2.0]
         assert not found.requires_grad
         assert found.data_ptr() != own.data_ptr()
-
-
-def test_what_a_collective_cannot_do_is_named() -> None:
     whole = torch.tensor([1, 2])
-
     with pytest.raises(HpcToolkitError, match=r"average of torch.int64"):
         distributed.all_reduce(whole, "average")
     with pytest.raises(HpcToolkitError, match="no reduction 'mean'"):
         distributed.all_reduce(whole, "mean")  # type: ignore[arg-type] # what is refused
-    with pytest.raises(HpcToolkitError, match="pass 2 is not one of the 2"):
-        distributed.accumulating(torch.nn.Linear(1, 1), 2, 2)
 
 
 def test_there_is_no_group_and_the_model_stays_bare() -> None:
@@ -49,6 +43,8 @@ def test_there_is_no_group_and_the_model_stays_bare() -> None:
         wrapped = distributed.wrap_model(model)
         with distributed.accumulating(wrapped, 0, 2):
             pass
+        with pytest.raises(HpcToolkitError, match="pass 2 is not one of the 2"):
+            distributed.accumulating(model, 2, 2)
         assert distributed.get_distributed_info() is info
         assert not torch.distributed.is_initialized()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import signal
 import subprocess
@@ -71,10 +72,6 @@ def test_the_latest_are_kept_and_those_that_are_due_are_told(tmp_path: Path) -> 
     assert toy.checkpoints.saving_s > 0
 
 
-def torn(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-200])
-
-
 def flipped(path: Path) -> None:
     data = bytearray(path.read_bytes())
     # In the weights themselves, where torch would read on.
@@ -99,28 +96,16 @@ def renamed(path: Path) -> None:
     path.write_bytes(data)
 
 
-def other_text(path: Path) -> None:
-    path.write_text("not mine")
-
-
-def other_training(path: Path) -> None:
-    torch.save({"format": "another"}, path)
-
-
-def code(path: Path) -> None:
-    torch.save(logging.getLogger, path)
-
-
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (torn, "not a complete file"),
+        (lambda path: os.truncate(path, path.stat().st_size - 200), "not a complete file"),
         (flipped, "damaged in"),
         (encrypted, "not a complete file"),
         (renamed, "not a complete file"),
-        (other_text, "not a complete file"),
-        (other_training, "not a checkpoint of format"),
-        (code, "cannot load it"),
+        (lambda path: path.write_text("not mine"), "not a complete file"),
+        (lambda path: torch.save({"format": "another"}, path), "not a checkpoint of format"),
+        (lambda path: torch.save(logging.getLogger, path), "cannot load it"),
     ],
 )
 def test_a_file_that_is_not_whole_or_not_ours_is_skipped_with_its_reason(
@@ -141,56 +126,44 @@ def test_a_file_that_is_not_whole_or_not_ours_is_skipped_with_its_reason(
     assert reason in record.getMessage()
 
 
-def test_one_that_fits_another_model_is_an_error_that_names_the_part(tmp_path: Path) -> None:
-    Toy(tmp_path).checkpoints.save(1)
-
-    with pytest.raises(HpcToolkitError, match="does not fit: model"):
-        Toy(tmp_path, width=4).checkpoints.restore()
-    with pytest.raises(HpcToolkitError, match=r"holds .*'sampler'.* and the training has"):
-        Checkpoints(tmp_path, {"model": torch.nn.Linear(3, 1)}).restore()
-
-
-def test_a_part_of_another_kind_is_an_error_that_names_both(tmp_path: Path) -> None:
+def test_one_that_fits_another_model_or_optimizer_is_an_error_that_names_the_part(
+    tmp_path: Path,
+) -> None:
     first = Toy(tmp_path)
     first.step()
     first.checkpoints.save(1)
     model = torch.nn.Linear(3, 1)
-    parts = {
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters()),
-        "sampler": ResumableSampler(range(10)),
-    }
-    other = Checkpoints(tmp_path, parts)
+    parts = {"model": model, "sampler": ResumableSampler(range(10))}
 
+    with pytest.raises(HpcToolkitError, match="does not fit: model"):
+        Toy(tmp_path, width=4).checkpoints.restore()
+    with pytest.raises(HpcToolkitError, match=r"holds .*'sampler'.* and the training has"):
+        Checkpoints(tmp_path, {"model": model}).restore()
+    parts["optimizer"] = torch.optim.AdamW(model.parameters())
     with pytest.raises(HpcToolkitError, match="optimizer is SGD there, and AdamW here"):
-        other.restore()
+        Checkpoints(tmp_path, parts).restore()
 
 
-def test_where_nothing_can_be_written_it_is_an_error(tmp_path: Path) -> None:
+def test_where_nothing_can_be_written_it_is_an_error_and_the_checkpoints_before_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
-
     with pytest.raises(HpcToolkitError, match="cannot be written"):
         Toy(tmp_path / "file").checkpoints.save(1)
     with pytest.raises(HpcToolkitError, match="keep is 0"):
         Toy(tmp_path, keep=0)
     assert Toy(tmp_path / "absent").checkpoints.restore() is None
 
-
-def test_a_full_disk_leaves_the_checkpoints_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy = Toy(tmp_path)
-    toy.checkpoints.save(1)
-
     def full(content: Any, file: Any) -> None:
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
+    toy = Toy(tmp_path / "full")
+    toy.checkpoints.save(1)
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(HpcToolkitError, match="No space left on device"):
         toy.checkpoints.save(2)
-
-    assert names(tmp_path) == ["step-000000001.pt"]
+    assert names(tmp_path / "full") == ["step-000000001.pt"]
 
 
 KILLED = """

@@ -93,19 +93,15 @@ def test_global_batches_go_on_with_another_number_of_ranks(
     assert batches(second, after) == undisturbed[steps:]
 
 
-def test_another_epoch_begins_at_its_start_and_the_present_one_does_not() -> None:
+def test_a_position_holds_for_its_epoch_and_its_samples_alone() -> None:
     own = ResumableSampler(range(10))
     own.took(4)
+    state = own.state_dict()
 
     own.set_epoch(0)
     assert len(own) == 6
     own.set_epoch(1)
     assert len(own) == 10
-
-
-def test_a_position_in_other_samples_is_refused() -> None:
-    state = ResumableSampler(range(10)).state_dict()
-
     with pytest.raises(HpcToolkitError, match="sampler has samples 10, this one 11"):
         ResumableSampler(range(11)).load_state_dict(state)
     with pytest.raises(HpcToolkitError, match="sampler has seed 0, this one 1"):

@@ -8,22 +8,18 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.doctor import examine, filesystem, locks, sides
-from hpc_toolkit.doctor.sides import Finding, Verdict
+from hpc_toolkit.doctor.sides import Finding, Report, Verdict
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.mounts import Mount
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpc_toolkit.doctor.sides import Report
 
 SETTLED = [
     *("filesystem", "mount options", "space", "sides", "exclusive names"),
@@ -42,8 +38,7 @@ def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process stands for a host of its own."""
-    lead = os.getpid()
-    monkeypatch.setattr(sides, "boot_id", lambda: "lead" if os.getpid() == lead else "other")
+    monkeypatch.setattr(sides, "boot_id", lambda: "lead" if os.getpid() == LEAD else "other")
 
 
 def looked_at(directory: Path, **words: Any) -> Report:
@@ -72,68 +67,39 @@ def test_locks_that_reach_the_other_side_are_proven(fast_dir: Path) -> None:
     assert "between the two sides" in found(report)["locks (flock)"].found
 
 
-def always_granted(_path: str) -> bool:
-    return True
+LEAD, TRY_LOCK = os.getpid(), locks.try_lock
 
 
 def not_implemented(_path: str) -> bool:
     raise OSError(errno.ENOSYS, "Function not implemented")
 
 
-def never_free(_path: str) -> bool:
-    return False
+def keeps_out_one_side(path: Path) -> str:
+    return TRY_LOCK(path) if os.getpid() == LEAD else locks.GRANTED
 
 
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize(
-    ("take", "words"),
+    ("call", "answer", "words"),
     [
-        (always_granted, "granted to both sides at once"),
-        (not_implemented, "not possible here: Function not implemented"),
-        (never_free, "refused though nobody held it"),
+        ("take_lock", lambda _path: True, "granted to both sides at once"),
+        ("take_lock", not_implemented, "not possible here: Function not implemented"),
+        ("take_lock", lambda _path: False, "refused though nobody held it"),
+        ("try_lock", keeps_out_one_side, "granted to both sides at once"),
+        ("_time_until_free", lambda _path: None, "still held"),
     ],
 )
-def test_locks_that_exclude_nobody_are_slower_and_prove_nothing(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[str], bool], words: str
+def test_locks_that_fail_one_side_or_both_are_slower_and_prove_nothing(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, call: str, answer: Any, words: str
 ) -> None:
-    monkeypatch.setattr(locks, "take_lock", take)
+    monkeypatch.setattr(locks, call, answer)
 
     report = looked_at(fast_dir, other=fast_dir)
 
     flock = found(report)["locks (flock)"]
-    assert (flock.verdict, flock.found) == (Verdict.SLOWER, words)
+    assert flock.verdict is report.verdict is Verdict.SLOWER
+    assert words in flock.found
     assert "lease" in flock.means
-    assert report.verdict is Verdict.SLOWER
-    assert not report.locks_proven
-
-
-@pytest.mark.usefixtures("apart")
-def test_locks_that_keep_one_side_out_alone_prove_nothing(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lead = os.getpid()
-    real = locks.try_lock
-
-    def one_way(path: Path) -> str:
-        return real(path) if os.getpid() == lead else locks.GRANTED
-
-    monkeypatch.setattr(locks, "try_lock", one_way)
-
-    report = looked_at(fast_dir, other=fast_dir)
-
-    assert found(report)["locks (flock)"].found == "granted to both sides at once"
-    assert not report.locks_proven
-
-
-@pytest.mark.usefixtures("apart")
-def test_a_lock_that_outlives_its_holder_proves_nothing(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locks, "_time_until_free", lambda _path: None)
-
-    report = looked_at(fast_dir, other=fast_dir)
-
-    assert "still held" in found(report)["locks (flock)"].found
     assert not report.locks_proven
 
 
@@ -226,12 +192,14 @@ def test_what_stays_unseen_is_timed_and_judged(
 def test_a_failed_sync_is_unsafe_and_the_rest_is_still_looked_at(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_fd: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    lead = os.getpid()
     real = os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda fd: fails(fd) if os.getpid() == lead else real(fd))
+
+    def sync(fd: int) -> None:
+        if os.getpid() == LEAD:
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
 
     report = looked_at(fast_dir)
 
@@ -264,34 +232,31 @@ def test_an_examination_of_a_full_disk_leaves_nothing(
         path.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "write_in_place", full)
-        report = looked_at(tmp_path)
+    monkeypatch.setattr(files, "write_in_place", full)
+
+    report = looked_at(tmp_path)
 
     assert "No space left" in found(report)["writing"].found
     assert list(tmp_path.iterdir()) == []
 
 
-def without_root(found: dict[str, Any]) -> dict[str, Any]:
+def below(root: Path) -> dict[str, Any]:
     """The root's own times change with every name that comes and goes."""
-    return {name: value for name, value in found.items() if name != "."}
+    return {name: value for name, value in tree(root).items() if name != "."}
 
 
-def test_an_unpaired_examination_leaves_a_run_as_it_was(fast_dir: Path) -> None:
+def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(
+    fast_dir: Path, request: pytest.FixtureRequest
+) -> None:
     toy = ToyRun(fast_dir / "run")
-    before = without_root(tree(toy.root))
+    before = below(toy.root)
 
-    report = looked_at(toy.root)
+    unpaired = looked_at(toy.root)
 
-    assert without_root(tree(toy.root)) == before
-    assert "by the lease" in found(report)["deaths"].found
+    assert below(toy.root) == before
+    assert "by the lease" in found(unpaired)["deaths"].found
 
-
-@pytest.mark.usefixtures("apart")
-def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "run")
-    before = without_root(tree(toy.root))
-
+    request.getfixturevalue("apart")
     report = looked_at(toy.root, other=toy.root)
 
     kept = json.loads(toy.paths.doctor.read_text())
@@ -299,6 +264,6 @@ def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(fast_dir: Path
     assert {side["boot"] for side in kept["sides"]} == {"lead", "other"}
     assert set(kept["delays_s"]) == set(filesystem.looks(Path()))
     assert "free lock" in found(report)["deaths"].found
-    after = without_root(tree(toy.root))
+    after = below(toy.root)
     assert after.pop("doctor.json")
     assert after == before

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.doctor.filesystem import check_mount
 from hpc_toolkit.doctor.sides import Side, Verdict, are_apart, side_of
 from hpc_toolkit.rundir.mounts import Mount, parse_mount
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NFS_LINE = (
     "42 25 0:45 / /scratch/my\\040lab rw,noatime shared:9 - nfs4 nas:/export/my\\040lab "
@@ -25,12 +21,10 @@ def mount(kind: str, *options: str) -> Mount:
 
 
 def test_a_line_of_mountinfo_gives_point_type_source_and_both_sets_of_options() -> None:
-    assert parse_mount(NFS_LINE) == Mount(
-        "/scratch/my lab",
-        "nfs4",
-        "nas:/export/my lab",
-        ("rw", "noatime", "vers=4.2", "hard", "local_lock=none"),
-    )
+    options = ("rw", "noatime", "vers=4.2", "hard", "local_lock=none")
+    found = parse_mount(NFS_LINE)
+
+    assert found == Mount("/scratch/my lab", "nfs4", "nas:/export/my lab", options)
 
 
 @pytest.mark.parametrize(
@@ -53,19 +47,12 @@ def test_directory_delegations_of_the_nfs_client_are_found(
 @pytest.mark.parametrize(
     ("kind", "option", "verdict"),
     [
-        ("nfs4", "hard", Verdict.FINE),
-        ("nfs", "local_lock=all", Verdict.SLOWER),
-        ("nfs", "local_lock=posix", Verdict.SLOWER),
-        ("nfs", "nolock", Verdict.SLOWER),
-        ("nfs", "soft", Verdict.UNSAFE),
-        ("nfs4", "nocto", Verdict.SLOWER),
-        ("nfs4", "actimeo=600", Verdict.SLOWER),
-        ("nfs4", "actimeo=30", Verdict.FINE),
-        ("lustre", "localflock", Verdict.SLOWER),
-        ("ext4", "ro", Verdict.UNSAFE),
-        ("ext4", "nosymfollow", Verdict.SLOWER),
-        ("ext4", "soft", Verdict.FINE),
-        ("cifs", "cache=loose", Verdict.UNSAFE),
+        *(("nfs4", one, Verdict.FINE) for one in ("hard", "actimeo=30")),
+        *(("nfs", one, Verdict.SLOWER) for one in ("local_lock=all", "local_lock=posix", "nolock")),
+        *(("nfs4", one, Verdict.SLOWER) for one in ("nocto", "actimeo=600")),
+        *(("lustre", "localflock", Verdict.SLOWER), ("ext4", "nosymfollow", Verdict.SLOWER)),
+        *(("nfs", "soft", Verdict.UNSAFE), ("ext4", "soft", Verdict.FINE)),
+        *(("ext4", "ro", Verdict.UNSAFE), ("cifs", "cache=loose", Verdict.UNSAFE)),
     ],
 )
 def test_an_option_has_the_verdict_that_its_manual_gives_it(
@@ -93,17 +80,10 @@ def test_flock_is_local_where_the_options_say_so(option: str, local: bool) -> No
     assert mount("nfs", option).locks_are_local is local
 
 
-@pytest.fixture
-def side(tmp_path: Path) -> Callable[..., Side]:
-    def change(**changes: object) -> Side:
+def test_two_kernels_or_two_mounts_are_apart_and_two_names_of_one_are_not(tmp_path: Path) -> None:
+    def side(**changes: object) -> Side:
         return Side.from_json({**side_of(tmp_path).to_json(), **changes})
 
-    return change
-
-
-def test_two_kernels_or_two_mounts_are_apart_and_two_names_of_one_are_not(
-    side: Callable[..., Side],
-) -> None:
     assert are_apart(side(boot="a"), side(boot="b"))
     assert are_apart(side(device=1), side(device=2))
     assert not are_apart(side(host="a", path="/a"), side(host="b", path="/b"))

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from hpc_toolkit.cli import load_commands
 from hpc_toolkit.doctor import node
-from hpc_toolkit.doctor.sides import Verdict
 from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.system.gpus import ask_driver
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
+from tests.unit.jobcommands import call
 
 CONFIG = """Configuration data as of 2026-01-01T00:00:00
 ClusterName             = narwhal
@@ -34,40 +29,30 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(path: Path, text: str = "exit 0", *programs: str) -> None:
-    for name in programs or PROGRAMS:
+def install(path: Path, text: str, *programs: str) -> None:
+    for name in programs:
         (path / name).write_text(f"#!/bin/sh\n{text}\n")
         (path / name).chmod(0o755)
 
 
-def test_a_slurm_that_answers_tells_its_version(path: Path) -> None:
-    install(path)
-    (path / "config").write_text(CONFIG)
-    install(path, f'while read -r line; do echo "$line"; done <{path}/config', "scontrol")
+@pytest.mark.parametrize(
+    ("programs", "scontrol", "verdict", "found"),
+    [
+        (PROGRAMS, f"echo '{CONFIG}'", "fine", "22.05.8 of cluster narwhal answered in "),
+        (PROGRAMS, "echo 'No controller answers' >&2; exit 1", "unknown", "No controller answers"),
+        (("sbatch", "scancel"), "exit 0", "unknown", "srun, squeue cannot be found"),
+    ],
+)
+def test_slurm_tells_its_version_or_why_it_is_unknown(
+    path: Path, programs: tuple[str, ...], scontrol: str, verdict: str, found: str
+) -> None:
+    install(path, "exit 0", *programs)
+    install(path, scontrol, "scontrol")
 
-    found = node.check_slurm()
+    told = node.check_slurm()
 
-    assert (found.check, found.verdict) == ("slurm", Verdict.FINE)
-    assert found.found.startswith("22.05.8 of cluster narwhal answered in ")
-
-
-def test_a_controller_that_is_silent_is_unknown_and_says_why(path: Path) -> None:
-    install(path)
-    install(path, "echo 'Unable to contact slurm controller' >&2; exit 1", "scontrol")
-
-    found = node.check_slurm()
-
-    assert found.verdict is Verdict.UNKNOWN
-    assert "Unable to contact slurm controller" in found.found
-
-
-def test_a_slurm_of_which_a_part_is_missing_names_it(path: Path) -> None:
-    install(path, "exit 0", "sbatch", "scontrol", "scancel")
-
-    found = node.check_slurm()
-
-    assert found.verdict is Verdict.UNKNOWN
-    assert found.found == "srun, squeue cannot be found"
+    assert (told.check, str(told.verdict)) == ("slurm", verdict)
+    assert found in told.found
 
 
 GIB = 2**30
@@ -77,49 +62,44 @@ DRIVER = {"driver": "550.54", "cuda": 12040, "gpus": [GPU, GPU]}
 TORCH = {"torch": "2.5.1", "cuda": "12.4", "gpus": [""]}
 
 
-class Library(SimpleNamespace):
+def library(count: int, lost: tuple[int, ...] = ()) -> SimpleNamespace:
     """libnvidia-ml with so many GPUs, of which some are off the bus."""
 
-    def __init__(self, count: int, lost: tuple[int, ...] = (), start: int = 0) -> None:
-        def put(value: Any, result: int = 0) -> Any:
-            def call(*args: Any) -> int:
-                args[-1]._obj.value = value
-                return result
-
-            return call
-
-        def words(text: bytes) -> Any:
-            def call(*args: Any) -> int:
-                args[-2].value = text
-                return 0
-
-            return call
-
-        def handle(index: Any, device: Any) -> int:
-            device._obj.value = index.value + 1
+    def put(value: Any) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            args[-1]._obj.value = value(args[0]) if callable(value) else value
             return 0
 
-        def memory(device: Any, told: Any) -> int:
-            told._obj.total, told._obj.free = 44 * GIB, 43 * GIB
-            return 15 if device.value - 1 in lost else 0
+        return call
 
-        super().__init__(
-            nvmlInit_v2=lambda: start,
-            nvmlShutdown=lambda: 0,
-            nvmlErrorString=lambda code: f"reason {code}".encode(),
-            nvmlSystemGetDriverVersion=words(b"550.54"),
-            nvmlSystemGetCudaDriverVersion_v2=put(12040),
-            nvmlDeviceGetCount_v2=put(count),
-            nvmlDeviceGetHandleByIndex_v2=handle,
-            nvmlDeviceGetName=words(b"NVIDIA L40S"),
-            nvmlDeviceGetMemoryInfo=memory,
-        )
+    def words(text: bytes) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            args[-2].value = text
+            return 0
+
+        return call
+
+    def memory(device: Any, told: Any) -> int:
+        told._obj.total, told._obj.free = 44 * GIB, 43 * GIB
+        return 15 if device.value - 1 in lost else 0
+
+    return SimpleNamespace(
+        nvmlInit_v2=lambda: 0,
+        nvmlShutdown=lambda: 0,
+        nvmlErrorString=lambda code: f"reason {code}".encode(),
+        nvmlSystemGetDriverVersion=words(b"550.54"),
+        nvmlSystemGetCudaDriverVersion_v2=put(12040),
+        nvmlDeviceGetCount_v2=put(count),
+        nvmlDeviceGetHandleByIndex_v2=put(lambda index: index.value + 1),
+        nvmlDeviceGetName=words(b"NVIDIA L40S"),
+        nvmlDeviceGetMemoryInfo=memory,
+    )
 
 
 def test_a_gpu_that_is_off_the_bus_is_told_with_the_drivers_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2, lost=(1,)))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library(2, lost=(1,)))
 
     told = ask_driver()
 
@@ -143,31 +123,19 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return told
 
 
-def words_of(told: list[dict[str, str]]) -> list[tuple[str, str, str]]:
-    return [(one["check"], one["verdict"], one["found"]) for one in told]
-
-
 def test_gpus_that_answer_and_compute_are_fine(here: dict[str, Any]) -> None:
-    told = node.look_at_gpus()
+    told = [(one["check"], one["verdict"], one["found"]) for one in node.look_at_gpus()]
 
-    assert words_of(told) == [
+    assert told == [
         ("gpus", "fine", f"2 x {ALL_OF_IT}; driver 550.54, for CUDA up to 12.4"),
         ("torch", "fine", "torch 2.5.1 for CUDA 12.4 computes on 1 GPU"),
     ]
     assert here["asked"] == ["driver", "torch"]
 
 
-HARMFUL = {
-    "NCCL_P2P_LEVEL": "NVL",
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_NET_GDR_LEVEL": "5",
-    "NCCL_TIMEOUT": "1800",
-    "NCCL_ASYNC_ERROR_HANDLING": "1",
-    "NCCL_BLOCKING_WAIT": "1",
-    "MASTER_PORT": "29500",
-}
+HARMFUL = dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE"), "1")
+HARMFUL |= {"NCCL_P2P_LEVEL": "NVL", "NCCL_NET_GDR_LEVEL": "5", "NCCL_TIMEOUT": "1800"}
+HARMFUL |= {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_BLOCKING_WAIT": "1", "MASTER_PORT": "29500"}
 
 
 @pytest.fixture(autouse=True)
@@ -175,36 +143,24 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_each_harmful_setting_has_a_reason_and_a_source() -> None:
+def test_each_harmful_setting_has_a_reason_and_a_source_and_what_a_site_needs_is_fine() -> None:
     found = list(harmful(HARMFUL))
-
-    assert [line.partition("=")[0] for line in found] == list(HARMFUL)
-    assert all(line.endswith(".html)") and "; " in line for line in found)
-
-
-def test_settings_that_a_site_needs_are_left_alone() -> None:
     fine = {"NCCL_IB_DISABLE": "0", "NCCL_P2P_LEVEL": "SYS", "NCCL_NET_GDR_LEVEL": "PHB"}
+    fine |= {"NCCL_SOCKET_IFNAME": "ib0", "TORCH_NCCL_BLOCKING_WAIT": "1"}
 
-    assert (
-        list(harmful({**fine, "NCCL_SOCKET_IFNAME": "ib0", "TORCH_NCCL_BLOCKING_WAIT": "1"})) == []
-    )
+    assert sorted(line.partition("=")[0] for line in found) == sorted(HARMFUL)
+    assert all(line.endswith(".html)") and "; " in line for line in found)
+    assert list(harmful(fine)) == []
 
 
-def test_render_warns_of_what_a_user_and_a_site_set() -> None:
+def test_render_and_the_check_of_a_clusters_file_warn_of_harmful_settings() -> None:
     Path("site.toml").write_text('[nccl]\nNCCL_IB_DISABLE = "1"\n')
-    words = ["render", "--cluster", "./site.toml", "--env", "NCCL_TIMEOUT=9", "-o", "-"]
+    words = ("render", "--cluster", "./site.toml", "--env", "NCCL_TIMEOUT=9", "-o", "-")
 
-    shown = CliRunner().invoke(load_commands("render"), words)
+    rendered, checked = call(*words), call("cluster", "validate", "./site.toml")
 
-    assert shown.exit_code == 0
-    warned = [line for line in shown.stderr.splitlines() if "NCCL" in line]
+    assert rendered.exit_code == 0
+    warned = [line for line in rendered.stderr.splitlines() if "NCCL" in line]
     assert [line.split(": ")[1] for line in warned] == ["NCCL_IB_DISABLE=1", "NCCL_TIMEOUT=9"]
-
-
-def test_the_check_of_a_clusters_file_warns_and_accepts_it() -> None:
-    Path("site.toml").write_text('[nccl]\nNCCL_P2P_LEVEL = "NVL"\n')
-
-    shown = CliRunner().invoke(load_commands("cluster"), ["cluster", "validate", "./site.toml"])
-
-    assert (shown.exit_code, shown.stdout) == (0, "./site.toml: ok\n")
-    assert shown.stderr.startswith("warning: ./site.toml: NCCL_P2P_LEVEL=NVL: GPUs without NVLink")
+    assert (checked.exit_code, checked.stdout) == (0, "./site.toml: ok\n")
+    assert checked.stderr.startswith("warning: ./site.toml: NCCL_IB_DISABLE=1: ")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -12,17 +13,13 @@ from hpc_toolkit.doctor.sides import side_of
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.rundir import mounts
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.mounts import Mount
 from hpc_toolkit.rundir.proof import Proof, believed, write_proof
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.worker.worker import Worker, WorkerOptions
+from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.rundir.layout import RunPaths
-    from tests.manualclock import ManualClock
 
 LEASE_S = 180.0
 BEAT_S = 10.0
@@ -33,33 +30,11 @@ def prove(paths: RunPaths, *, proven: bool = True, **more: Any) -> None:
     write_proof(paths.doctor, {"locks_proven": proven, "sides": [side, side], **more})
 
 
-def observer(paths: RunPaths, clock: ManualClock) -> Liveness:
-    """One that starts now, on another host than the workers."""
-    proven = believed(paths).locks
-    return Liveness(paths, clock, host="here", boot="boot", lease_s=LEASE_S, locks_proven=proven)
-
-
-def begin(paths: RunPaths, name: str = "w", **changes: Any) -> PresenceFile:
-    fields = {"host": "elsewhere", "boot": "other", "pid": 1, "rank": 0, "job": None, **changes}
-    paths.worker_lock(name).touch()
-    return PresenceFile(
-        paths.worker(name), Presence(worker=name, **{"interval_s": BEAT_S, **fields})
-    )
-
-
-def test_a_proof_holds_on_the_filesystem_that_was_examined(paths: RunPaths) -> None:
+def test_a_proof_holds_until_a_later_examination_withdraws_it(paths: RunPaths) -> None:
     assert not believed(paths).locks, "nothing was examined"
-
-    prove(paths)
-
-    assert believed(paths).locks
-
-
-def test_a_later_examination_withdraws_a_proof(paths: RunPaths) -> None:
-    prove(paths)
-    prove(paths, proven=False)
-
-    assert not believed(paths).locks
+    for proven in (True, False):
+        prove(paths, proven=proven)
+        assert believed(paths).locks is proven
 
 
 @pytest.mark.parametrize(
@@ -67,9 +42,8 @@ def test_a_later_examination_withdraws_a_proof(paths: RunPaths) -> None:
     [
         Mount("/x", "nfs4", "nas:/other", ("rw",)),
         Mount("/x", "lustre", "nas:/export", ("rw",)),
-        Mount("/x", "nfs4", "nas:/export", ("rw", "nolock")),
+        Mount("/x", "nfs4", "nas:/export", ("rw", "nolock")),  # locks of its own
     ],
-    ids=["another export", "another type", "locks of its own"],
 )
 def test_a_proof_says_nothing_of_another_mount(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, here: Mount
@@ -92,22 +66,16 @@ def test_a_proof_says_nothing_of_another_mount(
         '{"format": 1, "locks_proven": "yes", "sides": []}',
         '{"format": 1, "locks_proven": true}',
         '{"format": 1, "locks_proven": true, "sides": [{"mount": 7}]}',
+        *({"troubles": [7]}, {"least_lease_s": "x"}, {"least_lease_s": 10**400}),
     ],
 )
-def test_a_record_that_cannot_be_read_proves_nothing(paths: RunPaths, text: str) -> None:
-    paths.doctor.write_text(text)
-
-    assert believed(paths) == Proof()
-
-
-HUGE = {"least_lease_s": 10**400}
-
-
-@pytest.mark.parametrize("changes", [{"troubles": [7]}, {"least_lease_s": "x"}, HUGE])
-def test_a_record_of_which_a_part_is_damaged_proves_nothing(
-    paths: RunPaths, changes: dict[str, Any]
+def test_a_record_that_is_damaged_proves_nothing(
+    paths: RunPaths, text: str | dict[str, Any]
 ) -> None:
-    prove(paths, **changes)
+    if isinstance(text, str):
+        paths.doctor.write_text(text)
+    else:
+        prove(paths, **text)
 
     assert believed(paths) == Proof()
 
@@ -124,12 +92,6 @@ def test_a_least_lease_that_nobody_measured_is_ignored_and_that_is_said(
     assert f"least_lease_s = {least_s:g} in doctor.json is ignored" in found.said
 
 
-def worker_of(toy: ToyRun, **options: Any) -> Worker:
-    worker = Worker(toy.paths, toy.run.manifest, WorkerOptions(**options), SystemClock())
-    worker._leave("")
-    return worker
-
-
 @pytest.mark.parametrize(
     ("asked_s", "lease_s", "note"), [(20.0, 60.0, "the lease is 60 s, not 20 s"), (90.0, 90.0, "")]
 )
@@ -139,23 +101,14 @@ def test_a_lease_is_at_least_twice_the_delay_that_was_measured(
     toy = ToyRun(tmp_path / "run")
     prove(toy.paths, least_lease_s=60.0)
 
-    worker = worker_of(toy, lease_s=asked_s)
+    worker = Worker(toy.paths, toy.run.manifest, WorkerOptions(lease_s=asked_s), SystemClock())
+    worker._leave("")
 
     assert worker._liveness.lease_s == lease_s
     assert worker._member.presence.interval_s == 10.0
     said = capsys.readouterr().err
     assert note in said
     assert bool(said) is bool(note)
-
-
-def silent_after(paths: RunPaths, clock: ManualClock, seconds: float) -> tuple[bool, str]:
-    """Whether a worker of another host with a free lock lives, and the evidence if not."""
-    begin(paths)
-    watching = observer(paths, clock)
-    assert watching.verdict("w").alive
-    clock.advance(seconds)
-    verdict = watching.verdict("w")
-    return verdict.alive, verdict.evidence
 
 
 @pytest.mark.parametrize(
@@ -172,5 +125,15 @@ def test_i6_only_with_a_proof_a_free_lock_and_a_missed_heartbeat_are_a_death(
 ) -> None:
     if proven:
         prove(paths)
+    of: dict[str, Any] = {"host": "elsewhere", "boot": "other", "pid": 1, "rank": 0, "job": None}
+    paths.worker_lock("w").touch()
+    PresenceFile(paths.worker("w"), Presence(worker="w", interval_s=BEAT_S, **of))
+    watching = Liveness(
+        paths, clock, host="here", boot="boot", lease_s=LEASE_S, locks_proven=believed(paths).locks
+    )
     with FileLock(paths.worker_lock("w")) if held else nullcontext():
-        assert silent_after(paths, clock, seconds) == found
+        assert watching.verdict("w").alive
+        clock.advance(seconds)
+        verdict = watching.verdict("w")
+
+    assert (verdict.alive, verdict.evidence) == found

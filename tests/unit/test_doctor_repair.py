@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,10 +19,6 @@ from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import RunPaths
 from tests.toyrun import ToyRun, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 Draw = Any  # as DataObject.draw is: takes a strategy, gives one of its examples
 HOURS_AGO_S = 7200
@@ -58,16 +55,12 @@ def toy(fast_dir: Path) -> ToyRun:
     return worked_run(fast_dir / "run")
 
 
-def repaired(toy: ToyRun) -> dict[str, str]:
-    return dict(repair_run(toy.root, plan_repairs(toy.root).repairs))
-
-
 def test_claims_that_a_person_deleted_are_made_again_with_their_owners(toy: ToyRun) -> None:
     claims = toy.stage_paths.claims
     before = {name: os.readlink(claims / name) for name in os.listdir(claims)}
     shutil.rmtree(claims)
 
-    assert set(repaired(toy).values()) == {""}
+    assert {told for _, told in repair_run(toy.root, plan_repairs(toy.root).repairs)} == {""}
 
     assert {name: os.readlink(claims / name) for name in os.listdir(claims)} == before
 
@@ -132,43 +125,34 @@ def truth(root: Path) -> dict[str, tuple[int, int, bytes]]:
     return kept
 
 
-def choose(draw: Draw, root: Path, pattern: str) -> Path | None:
+def choose(draw: Draw, root: Path, *patterns: str) -> Path | None:
+    pattern = draw(st.sampled_from(patterns))
     found = sorted(path for path in root.glob(pattern) if path.is_symlink() or path.is_file())
     return draw(st.sampled_from(found)) if found else None
 
 
 def delete_one(draw: Draw, root: Path) -> None:
-    pattern = draw(
-        st.sampled_from(
-            ["stages/items/claims/*", "workers/*", "stages/items/head", "stages/items/*/*"]
-        )
-    )
-    if path := choose(draw, root, pattern):
+    places = ("stages/items/claims/*", "workers/*", "stages/items/head", "stages/items/*/*")
+    if path := choose(draw, root, *places):
         path.unlink()
 
 
 def delete_directory(draw: Draw, root: Path) -> None:
-    name = draw(
-        st.sampled_from(
-            [
-                *("control", "bandit", "logs", "workers", "stages/items/claims"),
-                *("stages/items/results", "stages/items/retries", "stages/items/items"),
-                *("stages/items/log", "journals"),
-            ]
-        )
-    )
-    shutil.rmtree(root / name, ignore_errors=True)
+    parts = ("claims", "results", "retries", "items", "log")
+    names = ["control", "bandit", "logs", "workers", "journals"]
+    names += [f"stages/items/{part}" for part in parts]
+    shutil.rmtree(root / draw(st.sampled_from(names)), ignore_errors=True)
 
 
 def cut(draw: Draw, root: Path) -> None:
-    if path := choose(draw, root, draw(st.sampled_from(["journals/*", "stages/items/head"]))):
+    if path := choose(draw, root, "journals/*", "stages/items/head"):
         data = path.read_bytes()
         path.write_bytes(data[: draw(st.integers(0, len(data)))])
 
 
 def flip(draw: Draw, root: Path) -> None:
-    pattern = st.sampled_from(["journals/*", "workers/*.json", "stages/items/head", "stages/*/*/*"])
-    path = choose(draw, root, draw(pattern))
+    places = ("journals/*", "workers/*.json", "stages/items/head", "stages/*/*/*")
+    path = choose(draw, root, *places)
     if path is None or path.is_symlink() or not path.stat().st_size:
         return
     data = bytearray(path.read_bytes())
@@ -178,16 +162,10 @@ def flip(draw: Draw, root: Path) -> None:
 
 
 def litter(draw: Draw, root: Path) -> None:
-    name = draw(
-        st.sampled_from(
-            [
-                *(TEMPORARY, "bandit/.trials.jsonl.0123456789abcdef.tmp"),
-                *("stages/items/results/1.jsonl", "stages/items/items/1.jsonl"),
-                *("stages/items/claims/notes", "stages/items/retries/1.json", "journals/notes"),
-            ]
-        )
-    )
-    path = root / name
+    parts = ("results/1.jsonl", "items/1.jsonl", "claims/notes", "retries/1.json")
+    names = [TEMPORARY, "bandit/.trials.jsonl.0123456789abcdef.tmp", "journals/notes"]
+    names += [f"stages/items/{part}" for part in parts]
+    path = root / draw(st.sampled_from(names))
     if path.parent.is_dir():
         path.write_bytes(draw(st.binary(max_size=40)))
         age(path)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +15,6 @@ from hpc_toolkit.doctor.runfiles import check_run, plan_repairs
 from hpc_toolkit.doctor.sides import Finding, Verdict
 from hpc_toolkit.errors import HpcToolkitError
 from tests.toyrun import ToyRun, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -78,65 +77,44 @@ def test_a_published_table_with_a_bad_row_is_unsafe(worked: ToyRun, kept: bytes)
     assert f"line {len(lines)} of results/" in log.found
 
 
-def cut_last_line(toy: ToyRun) -> None:
-    path = toy.paths.journal("w1")
-    path.write_bytes(path.read_bytes()[:-5])
+def damage(toy: ToyRun, how: str) -> None:
+    def edit(path: Path, old: bytes, new: bytes) -> None:
+        path.write_bytes(path.read_bytes().replace(old, new, 1))
 
-
-def damage_first_line(toy: ToyRun) -> None:
-    path = toy.paths.journal("w1")
-    path.write_bytes(path.read_bytes().replace(b'"seconds":1.0', b'"seconds":9.0', 1))
-
-
-def put_a_file_in_place_of_a_claim(toy: ToyRun) -> None:
-    (toy.stage_paths.claims / "000001-4.2.lock").write_text("w1")
-
-
-def delete_the_first_claim_of_two(toy: ToyRun) -> None:
-    (toy.stage_paths.claims / "000001-4.2.lock").symlink_to("w1")
-    (toy.stage_paths.claims / "000001-4.1.lock").unlink()
-
-
-def claim_for_nobody(toy: ToyRun) -> None:
-    (toy.stage_paths.claims / "000001-4.2.lock").symlink_to("ghost")
-
-
-def damage_a_workers_file(toy: ToyRun) -> None:
-    path = toy.paths.worker("w1")
-    path.write_bytes(path.read_bytes().replace(b"w1", b"w9", 1))
-
-
-def delete_a_segment(toy: ToyRun) -> None:
-    next(toy.stage_paths.items.iterdir()).unlink()
-
-
-def delete_a_log_entry(toy: ToyRun) -> None:
-    toy.stage_paths.entry(1).unlink()
-
-
-def add_an_entry_of_a_later_version(toy: ToyRun) -> None:
-    toy.stage_paths.entry(3).symlink_to("miracles/1")
+    journal, entry = toy.paths.journal("w1"), toy.stage_paths.entry
+    first, second = (toy.stage_paths.claims / f"000001-4.{n}.lock" for n in (1, 2))
+    damages: dict[str, Callable[[], Any]] = {
+        "a torn line": lambda: os.truncate(journal, journal.stat().st_size - 5),
+        "a changed line": lambda: edit(journal, b'"seconds":1.0', b'"seconds":9.0'),
+        "a file as a claim": lambda: second.write_text("w1"),
+        "the first of two claims": lambda: first.rename(second),
+        "a claim for nobody": lambda: second.symlink_to("ghost"),
+        "a worker's file": lambda: edit(toy.paths.worker("w1"), b"w1", b"w9"),
+        "a segment": lambda: next(toy.stage_paths.items.iterdir()).unlink(),
+        "a log entry": lambda: entry(1).unlink(),
+        "an entry of a later version": lambda: entry(3).symlink_to("miracles/1"),
+    }
+    damages[how]()
 
 
 @pytest.mark.parametrize(
-    ("damage", "check", "verdict", "words"),
+    ("how", "check", "verdict", "words"),
     [
-        (cut_last_line, "journals", "slower", "torn at the end: w1.jsonl ("),
-        (damage_first_line, "journals", "slower", "damaged: w1.jsonl at byte 0"),
-        (put_a_file_in_place_of_a_claim, "claims (items)", "slower", "cannot be read: 000001-4.2"),
-        (delete_the_first_claim_of_two, "claims (items)", "unsafe", "missing: 000001-4.1.lock"),
-        (claim_for_nobody, "claims (items)", "slower", "without a file: 000001-4.2.lock"),
-        (damage_a_workers_file, "workers", "slower", "cannot be read: w1"),
-        (delete_a_segment, "log (items)", "unsafe", "entry 1, or what it names, is missing"),
-        (delete_a_log_entry, "log (items)", "unsafe", "entry 1, or what it names, is missing"),
-        (add_an_entry_of_a_later_version, "log (items)", "unsafe", "unknown entry 'miracles/1'"),
+        ("a torn line", "journals", "slower", "torn at the end: w1.jsonl ("),
+        ("a changed line", "journals", "slower", "damaged: w1.jsonl at byte 0"),
+        ("a file as a claim", "claims (items)", "slower", "cannot be read: 000001-4.2"),
+        ("the first of two claims", "claims (items)", "unsafe", "missing: 000001-4.1.lock"),
+        ("a claim for nobody", "claims (items)", "slower", "without a file: 000001-4.2.lock"),
+        ("a worker's file", "workers", "slower", "cannot be read: w1"),
+        ("a segment", "log (items)", "unsafe", "entry 1, or what it names, is missing"),
+        ("a log entry", "log (items)", "unsafe", "entry 1, or what it names, is missing"),
+        ("an entry of a later version", "log (items)", "unsafe", "unknown entry 'miracles/1'"),
     ],
-    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_damage_is_found_where_it_is_and_says_what_it_means(
-    worked: ToyRun, damage: Callable[[ToyRun], None], check: str, verdict: str, words: str
+    worked: ToyRun, how: str, check: str, verdict: str, words: str
 ) -> None:
-    damage(worked)
+    damage(worked, how)
     before = tree(worked.root)
 
     found = [one for one in findings(worked)[check] if one.verdict is not Verdict.FINE]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.results.sums import HostLoad, efficiency, read_loads
 from hpc_toolkit.system.record import asdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun
 
 # Two nodes, two tasks each, two CPUs per task. Step 0 ran on both, step 1 beside it on the first;
 # step 2 followed with two tasks of 300 MiB on one node.
@@ -37,64 +34,50 @@ RUNNING = """\
 K = 1 << 10
 USED_31 = 0.054 + 5.116 + 0.077 + 0.590
 USED_32 = 0.017 + 1.876
+OF_31 = ((21416 + 2 * 315796) * K, 2 << 30, 1, 768)
+OF_32 = ((10656 + 213324) * K, 500 << 20, None, 320)
 
 
 @pytest.mark.parametrize(
-    ("text", "cpu", "memory", "of_memory", "cpus_per_task", "mem_mib"),
+    ("text", "cpu", "others"),  # the last ones: memory, of_memory, cpus_per_task, mem_mib
     [
         # The peak is that of the batch step and two tasks of step 2, not the sum of all steps.
-        (SEVERAL, USED_31 / (24 * 8), (21416 + 2 * 315796) * K, 2 << 30, 1, 768),
-        (ONE, USED_32 / 11, (10656 + 213324) * K, 500 << 20, None, 320),
+        (SEVERAL, USED_31 / (24 * 8), OF_31),
+        (ONE, USED_32 / 11, OF_32),
         # Of two jobs the larger one counts for memory, and both for the CPUs.
-        (
-            *(ONE + SEVERAL, (USED_31 + USED_32) / (24 * 8 + 11)),
-            *((21416 + 2 * 315796) * K, 2 << 30, 1, 768),
-        ),
+        (ONE + SEVERAL, (USED_31 + USED_32) / (24 * 8 + 11), OF_31),
         # A requeued job: both of its runs, each followed by its steps.
-        (ONE + ONE, USED_32 / 11, (10656 + 213324) * K, 500 << 20, None, 320),
+        (ONE + ONE, USED_32 / 11, OF_32),
         # Tasks that were killed have no TotalCPU, but a sampled AveCPU: 4 tasks of 12 s.
         (
             SEVERAL.replace("00:05.116|00:00:01", "00:00:00|00:00:12"),
-            *((48 + USED_31 - 5.116) / (24 * 8), (21416 + 2 * 315796) * K, 2 << 30, 1, 768),
+            *((48 + USED_31 - 5.116) / (24 * 8), OF_31),
         ),
         # More CPU time than was allocated (clocks), and hours and days.
-        (ONE.replace("00:01.876", "1-02:03:04"), 1.0, 223980 * K, 500 << 20, None, 320),
+        (ONE.replace("00:01.876", "1-02:03:04"), 1.0, OF_32),
         # No memory was sampled, and none is known to be allocated.
         (
             ONE.replace("10656K", "").replace("213324K", "").replace("mem=500M,", ""),
-            *(USED_32 / 11, None, None, None, None),
+            *(USED_32 / 11, (None, None, None, None)),
         ),
-        (RUNNING + ONE, USED_32 / 11, (10656 + 213324) * K, 500 << 20, None, 320),
+        (RUNNING + ONE, USED_32 / 11, OF_32),
     ],
 )
-def test_steps_and_nodes_are_counted_once(
-    text: str,
-    cpu: float,
-    memory: int | None,
-    of_memory: int | None,
-    cpus_per_task: int | None,
-    mem_mib: int | None,
-) -> None:
+def test_steps_and_nodes_are_counted_once(text: str, cpu: float, others: tuple[Any, ...]) -> None:
     found = efficiency(text, {})
 
     assert found is not None
     assert found.cpu == pytest.approx(cpu)
-    assert (found.memory, found.of_memory) == (memory, of_memory)
-    assert (found.cpus_per_task, found.mem_mib) == (cpus_per_task, mem_mib)
+    assert (found.memory, found.of_memory, found.cpus_per_task, found.mem_mib) == others
 
 
-@pytest.mark.parametrize(
-    "text", ["", RUNNING, "garbage\n", "a|b|c\n", ONE.replace("|", ""), ONE.splitlines()[0] + "\n"]
-)
-def test_no_answer_and_no_samples_say_nothing(text: str) -> None:
-    assert efficiency(text, {}) is None
-
-
-@pytest.mark.parametrize("cut", range(0, len(SEVERAL), 7))
-def test_a_text_that_is_cut_anywhere_is_no_failure(cut: int) -> None:
-    found = efficiency(SEVERAL[:cut], {})
-
-    assert found is None or (found.cpu is not None and 0 <= found.cpu <= 1)
+def test_no_answer_and_no_samples_say_nothing_and_a_text_that_is_cut_is_no_failure() -> None:
+    job, _, _ = ONE.partition("\n")
+    for text in ("", RUNNING, "garbage\n", "a|b|c\n", ONE.replace("|", ""), f"{job}\n"):
+        assert efficiency(text, {}) is None
+    for cut in range(len(SEVERAL)):
+        found = efficiency(SEVERAL[:cut], {})
+        assert found is None or (found.cpu is not None and 0 <= found.cpu <= 1)
 
 
 def test_the_line_says_what_would_have_been_enough() -> None:

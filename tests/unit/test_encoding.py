@@ -48,16 +48,9 @@ def pair(value: Any, other: Any = None) -> tuple[Any, Any]:
 def report(value: Any, values: Path | None = None) -> tuple[bytes, dict[str, Any]]:
     """The kind of the message about a result, and its journal line."""
     sent: list[tuple[bytes, bytes]] = []
-    request = {
-        "stage": "items",
-        "unit": "000001-0",
-        "generation": 1,
-        "positions": [0],
-        "deadline": None,
-        "expected_s": 0.0,
-        "failures_left": 8,
-        "values": None if values is None else str(values),
-    }
+    request: dict[str, Any] = {"stage": "items", "unit": "000001-0", "generation": 1}
+    request |= {"positions": [0], "deadline": None, "expected_s": 0.0, "failures_left": 8}
+    request["values"] = None if values is None else str(values)
     Report(request, lambda kind, text: sent.append((kind, text))).result(value)
     ((kind, text),) = sent
     return kind, json.loads(text + b"}")
@@ -67,39 +60,16 @@ DEEP: list[Any] = []
 for _ in range(2000):
     DEEP = [DEEP]
 CLOSE = [
-    (np.int64(-(2**63)), -(2**63)),
-    (np.uint64(2**64 - 1), 2**64 - 1),
-    (np.float16(0.1), 0.0999755859375),
-    (np.float32(0.1), 0.10000000149011612),
-    (np.array(0.5), 0.5),
-    (np.array("x"), "x"),
-    (np.bool_(True), True),
-    (np.str_("x"), "x"),
-    (Colour.RED, 3),
-    (Loud(0.5), 0.5),
-    ((1, (2,)), [1, [2]]),
+    *((np.int64(-(2**63)), -(2**63)), (np.uint64(2**64 - 1), 2**64 - 1)),
+    *((np.float16(0.1), 0.0999755859375), (np.float32(0.1), 0.10000000149011612)),
+    *((np.array(0.5), 0.5), (np.array("x"), "x"), (np.bool_(True), True), (np.str_("x"), "x")),
+    *((Colour.RED, 3), (Loud(0.5), 0.5), ((1, (2,)), [1, [2]])),
 ]
 FAR = [
-    math.nan,
-    1 + 2j,
-    np.float64("inf"),
-    np.longdouble(1) / 3,
-    np.ma.masked,
-    np.ma.array(3, mask=True),
-    np.datetime64("2020-01-01"),
-    np.timedelta64(5, "ns"),
-    np.bytes_(b"3"),
-    np.zeros(2),
-    np.zeros(2000),
-    np.array({"a": 1}, dtype=object),
-    10**5000,
-    {2},
-    Path("a"),
-    b"a",
-    {1: "a"},
-    {1: "a", "1": "b"},
-    lambda: 1,
-    Loud,
+    *(math.nan, 1 + 2j, 10**5000, {2}, Path("a"), b"a", {1: "a"}, {1: "a", "1": "b"}, lambda: 1),
+    *(np.float64("inf"), np.longdouble(1) / 3, np.ma.masked, np.ma.array(3, mask=True), Loud),
+    *(np.datetime64("2020-01-01"), np.timedelta64(5, "ns"), np.bytes_(b"3")),
+    *(np.zeros(2), np.zeros(2000), np.array({"a": 1}, dtype=object)),
 ]
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit import cli
 from hpc_toolkit.cli.mapping import EXAMPLES, write_example
 from hpc_toolkit.errors import ConfigError, RunError
 from tests.documents import EXAMPLE_DOCS, REPOSITORY
@@ -39,9 +38,6 @@ def test_an_example_is_its_directory_in_the_repository(tmp_path: Path, example: 
     readme = source["README.md"].decode()
     assert all(f"\n$ {command}\n" in readme for command in commands)
     assert names(tmp_path) == ["first"]
-
-
-def test_every_directory_of_the_repository_is_an_example() -> None:
     assert names(SOURCE) == sorted(EXAMPLES)
 
 
@@ -55,28 +51,28 @@ def test_the_readme_of_an_example_is_short_and_its_links_work_anywhere(document:
         assert (REPOSITORY / path).is_file(), path
 
 
+UNSAFE = [
+    *("", ".", "..", "/", "-x", ".x", "a b", "a;b", "$(a)", "a\nb", "a\x1b[2J", "a\n/b", "\udcff"),
+]
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["", ".", "..", "/", "-x", ".x", "a b", "a;b", "$(a)", "a\nb", "a\x1b[2J", "a\n/b", "\udcff"],
+    ("name", "example", "says", "hint"),
+    [
+        *((name, "list", "cannot be the name", "letters, digits") for name in UNSAFE),
+        ("first", "lists", "no example 'lists'", "did you mean 'list'?"),
+    ],
 )
-def test_a_name_that_is_unsafe_to_type_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_a_name_that_is_unsafe_to_type_and_an_unknown_example_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, example: str, says: str, hint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(ConfigError, match="cannot be the name") as caught:
-        write_example(Path(name), "list")
+    with pytest.raises(ConfigError, match=says) as caught:
+        write_example(Path(name), example)
 
     assert caught.value.message.isprintable()
-    assert "letters, digits" in caught.value.hint
-    assert names(tmp_path) == []
-
-
-def test_an_unknown_example_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no example 'lists'") as caught:
-        write_example(tmp_path / "first", "lists")
-
-    assert caught.value.hint == "did you mean 'list'?"
+    assert hint in caught.value.hint
     assert names(tmp_path) == []
 
 
@@ -84,16 +80,13 @@ def test_an_unknown_example_is_refused_with_the_known_ones(tmp_path: Path) -> No
 def test_what_exists_is_refused_and_kept(tmp_path: Path, taken: str) -> None:
     target = tmp_path / "first"
     (tmp_path / "other").mkdir()
-    match taken:
-        case "file":
-            target.write_text("mine")
-        case "directory":
-            target.mkdir()
-            (target / "mine").touch()
-        case "symlink":
-            target.symlink_to("other")
-        case "dangling":
-            target.symlink_to("nowhere")
+    if taken == "directory":
+        target.mkdir()
+        (target / "mine").touch()
+    elif taken == "file":
+        target.write_text("mine")
+    else:
+        target.symlink_to("other" if taken == "symlink" else "nowhere")
     before = sorted(tmp_path.rglob("*"))
 
     with pytest.raises(RunError, match="first exists") as caught:
@@ -101,7 +94,3 @@ def test_what_exists_is_refused_and_kept(tmp_path: Path, taken: str) -> None:
 
     assert caught.value.hint == "use another name; only an empty directory is filled"
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def new(*words: str) -> object:
-    return cli.load_commands("new").main(["new", *words], prog_name="hpctk")

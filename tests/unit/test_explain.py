@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,9 @@ from hpc_toolkit.cli.reading import life_lines
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.control import SILENT_NODE
 from hpc_toolkit.results.explain import explain, find_item
-from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from hpc_toolkit.run import create_run
+from hpc_toolkit.rundir.layout import Manifest
+from tests.toyrun import ToyRun, spec_of
 
 
 def life_of(toy: ToyRun, text: str) -> dict[str, Any]:
@@ -22,10 +22,6 @@ def life_of(toy: ToyRun, text: str) -> dict[str, Any]:
 
 
 def test_an_item_is_found_by_its_number_its_json_or_a_part(fast_dir: Path) -> None:
-    from hpc_toolkit.run import create_run
-    from hpc_toolkit.rundir.layout import Manifest
-    from tests.toyrun import spec_of
-
     items = [{"name": "ab", "g": 1}, {"name": "a", "g": 0}, {"name": "xyz", "g": 1}]
     manifest = Manifest(run="r", stages=(spec_of(group_by="g"),))
     run = create_run(fast_dir / "r", manifest, {"items": items}, sealed=True)
@@ -39,12 +35,9 @@ def test_an_item_is_found_by_its_number_its_json_or_a_part(fast_dir: Path) -> No
 def test_a_text_that_means_no_item_or_several_is_refused(toy: ToyRun) -> None:
     view = toy.view()
 
-    with pytest.raises(ItemsError, match="no item is or contains 'nothing'"):
-        find_item(view, "nothing")
-    with pytest.raises(ItemsError, match="no item is or contains '4'"):
-        find_item(view, "4")
-    with pytest.raises(ItemsError, match="no item is or contains '999"):
-        find_item(view, "9" * 5000)
+    for text in ("nothing", "4", "9" * 5000):
+        with pytest.raises(ItemsError, match=f"no item is or contains '{text[:99]}"):
+            find_item(view, text)
     with pytest.raises(ItemsError, match="'id' matches 4 items") as caught:
         find_item(view, "id")
     assert "more of its JSON" in caught.value.hint

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +18,6 @@ from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.run import create_run
 from hpc_toolkit.rundir.layout import Manifest
 from tests.toyrun import ToyWorker, spec_of, units_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ITEMS = [{"lr": lr, "seed": seed} for lr in (1, 2) for seed in (0, 1)]
 STAGES = (
@@ -43,70 +41,108 @@ STEPS = st.lists(
 class World:
     """Three processes that read and work on one run."""
 
-    def __init__(self, root: Path) -> None:
-        manifest = Manifest(run="run", stages=STAGES)
+    def __init__(self, root: Path, manifest: Manifest, items: dict[str, Any]) -> None:
         with units_of(2):
-            self.run = create_run(root, manifest, {"train": ITEMS}, sealed=True)
-        self.views = [RunView(self.run.paths, manifest) for _ in range(3)]
-        self.made = [list(following(view).values()) for view in self.views]
+            self.run = create_run(root, manifest, items, sealed=True)
+        self.views = [self.fresh() for _ in range(3)]
+        self.made = [following(view) for view in self.views]
         self.workers = [ToyWorker(self.run.paths, f"w{number}") for number in range(3)]
         self.values = itertools.count()
         self.told: dict[tuple[str, int, int], list[Any]] = {}
         for view in self.views:
             view.poll()
 
-    def run_item(self, who: int, which: int, kind: str, generation: int) -> None:
+    def fresh(self) -> RunView:
+        return RunView(self.run.paths, self.run.manifest)
+
+    def step(self, who: int, action: str, which: int, kind: str, generation: int) -> None:
         view = self.views[who]
-        every = [
-            (name, unit, item)
-            for name, stage in view.stages.items()
-            for unit, state in stage.state.units.items()
-            for item in state.unit.items
-        ]
-        name, unit, item = every[which % len(every)]
-        if kind != "done" and (name, view.stages[name].unit(unit).entry, item) in self.told:
-            return  # of a done item no more attempts are expected
-        self.attempt(who, name, unit, item, kind, generation)
+        if action == "logs":
+            view.poll_logs()
+        elif action == "journals":
+            view.poll_journals()
+        elif action == "publish":
+            self.publish(who)
+            self.check()
+        elif action == "retry":
+            self.retry()
+        else:
+            every = [
+                (name, unit, item)
+                for name, stage in view.stages.items()
+                for unit, state in stage.state.units.items()
+                for item in state.unit.items
+            ]
+            self.attempt(who, *every[which % len(every)], kind, generation)
 
     def attempt(
         self, who: int, name: str, unit: str, item: int, kind: str, generation: int
     ) -> None:
+        ref = name, self.views[who].stages[name].unit(unit).entry, item
+        if kind != "done" and ref in self.told:
+            return  # of a done item no more attempts are expected
         worker = self.workers[who]
         worker.begin(unit, generation)
         worker.unit = f"{name}/{unit}"
         if kind == "done":
             value = next(self.values)
-            entry = int(unit.partition("-")[0])
-            self.told.setdefault((name, entry, item), []).append(value)
+            self.told.setdefault(ref, []).append(value)
             worker.attempt(item, value=value)
         else:
             worker.attempt(item, kind)
         worker.journal.sync()
 
+    def run_pending(self, generation: int) -> None:
+        """Let the first process finish what it knows of, and read the results."""
+        self.views[0].poll()
+        for name, stage in self.views[0].stages.items():
+            for unit in sorted(stage.state.open):
+                for item in stage.state.pending(unit):
+                    self.attempt(0, name, unit, item, "done", generation)
+        self.views[0].poll()
+
     def publish(self, who: int) -> bool:
-        published = [one.publish(0.0) for one in self.made[who]]
+        published = [one.publish(0.0) for one in self.made[who].values()]
         return any(published)
 
+    def counts(self) -> list[int]:
+        """How many items each stage has."""
+        view = self.fresh()
+        view.poll()
+        return [sum(s.count for s in one.log.segments.values()) for one in view.stages.values()]
+
     def retry(self) -> int:
-        view = RunView(self.run.paths, self.run.manifest)
+        view = self.fresh()
         return sum(retry_failed(view, stage) for stage in view.stages.values())
 
     def finish(self) -> None:
         """What one living worker does in the end."""
-        for generation in range(4, 20):
+        for generation in range(4, 40):
             self.retry()
-            self.views[0].poll()
-            for name, stage in self.views[0].stages.items():
-                for unit in sorted(stage.state.open):
-                    for item in stage.state.pending(unit):
-                        self.attempt(0, name, unit, item, "done", generation)
-            self.views[0].poll()
+            self.run_pending(generation)
+            self.check()
             if not self.publish(0) and self.views[0].complete:
-                return
-        raise AssertionError("the run does not end")
+                break
+        else:
+            raise AssertionError("the run does not end")
+        self.check()
+        view = self.fresh()
+        view.poll()
+        assert view.complete
+        assert all(one.is_over for one in following(view).values())
 
     def check(self) -> None:
-        view = RunView(self.run.paths, self.run.manifest)
+        raise NotImplementedError
+
+
+class Stages(World):
+    """Stages of which each takes the results of one before."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, Manifest(run="run", stages=STAGES), {"train": ITEMS})
+
+    def check(self) -> None:
+        view = self.fresh()
         view.poll()
         items = {
             (name, entry, position): item
@@ -121,8 +157,8 @@ class World:
             ]
             assert len(set(origins)) == len(origins), stage.spec.name
         for (name, _, _), item in items.items():
-            for key, before in (("train", "train"), ("evaluate", "evaluate"), ("rank", "rank")):
-                value = item.get(key, [])
+            for before in ("train", "evaluate", "rank"):
+                value = item.get(before, [])
                 results = [value] if isinstance(value, int) else [row["value"] for row in value]
                 known = {
                     one for ref, values in self.told.items() if ref[0] == before for one in values
@@ -134,15 +170,6 @@ class World:
             if name == "summary":
                 assert (len(item["rank"]), len(item["train"])) == (2, 4)
 
-    def check_end(self) -> None:
-        view = RunView(self.run.paths, self.run.manifest)
-        view.poll()
-        assert view.complete
-        assert [
-            sum(s.count for s in one.log.segments.values()) for one in view.stages.values()
-        ] == [*(4, 4, 2, 1)]
-        assert all(one.is_over for one in following(view).values())
-
 
 @settings(max_examples=40, deadline=None)
 @given(STEPS)
@@ -150,70 +177,44 @@ def test_r17_everything_is_made_once_of_true_results_whatever_each_process_sees(
     steps: list[tuple[int, str, int, str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        world = World(Path(directory) / "run")
-        for who, action, which, kind, generation in steps:
-            view = world.views[who]
-            if action == "logs":
-                view.poll_logs()
-            elif action == "journals":
-                view.poll_journals()
-            elif action == "publish":
-                world.publish(who)
-                world.check()
-            elif action == "run":
-                world.run_item(who, which, kind, generation)
-            else:
-                world.retry()
+        world = Stages(Path(directory) / "run")
+        for step in steps:
+            world.step(*step)
         world.finish()
-        world.check()
-        world.check_end()
+        assert world.counts() == [4, 4, 2, 1]
 
 
 def test_r17_a_retry_revives_what_was_skipped_also_after_the_seal(tmp_path: Path) -> None:
-    world = World(tmp_path / "run")
+    world = Stages(tmp_path / "run")
     view = world.views[0]
 
-    def counts() -> list[int]:
-        view.poll()
-        return [sum(s.count for s in one.log.segments.values()) for one in view.stages.values()]
-
-    def run_all(generation: int) -> None:
-        for _ in range(20):
-            view.poll()
-            for name, stage in view.stages.items():
-                for unit in sorted(stage.state.open):
-                    for item in stage.state.pending(unit):
-                        world.attempt(0, name, unit, item, "done", generation)
-            view.poll()
-            if not world.publish(0):
-                return
-
     world.attempt(0, "train", "000001-2", 3, "permanent", 1)
-    run_all(1)
-    assert (counts(), view.complete) == ([4, 3, 1, 0], True)
+    for _ in range(5):
+        world.run_pending(1)
+        world.publish(0)
+    assert (world.counts(), view.complete) == ([4, 3, 1, 0], True)
 
     assert world.retry() == 1
     view.poll()
     world.attempt(0, "train", "000001-2", 3, "done", 2)
     view.poll()
     # Another worker may make the evaluation, so this one waits, and makes nothing of the others.
-    assert not any([one.publish(0.0, patience_s=1.0) for one in world.made[0]])  # noqa: C419
-    assert counts() == [4, 3, 1, 0]
-    run_all(3)
+    assert not any([one.publish(0.0, patience_s=1.0) for one in world.made[0].values()])  # noqa: C419
+    assert world.counts() == [4, 3, 1, 0]
 
-    world.check()
-    world.check_end()
+    world.finish()
+    assert world.counts() == [4, 4, 2, 1]
 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_r17_a_worker_that_loses_a_race_adds_its_segment_behind_the_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, same: bool
 ) -> None:
-    world = World(tmp_path / "run")
+    world = Stages(tmp_path / "run")
     for who, unit in enumerate(("000001-0", "000001-2")):
         world.attempt(who, "train", unit, 2 * who, "done", 1)
         world.views[who].poll_journal("w0" if same else f"w{who}")
-    mine, other = world.made[0][0], world.made[1][0]
+    mine, other = (world.made[who]["evaluate"] for who in range(2))
     log = world.views[0].stages["evaluate"].log
     append, write = log.append, log.write_payload
     written: list[str] = []

@@ -100,10 +100,7 @@ def read_all(run: Run, clock: ManualClock) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    single=st.lists(lines(), max_size=4),
-    together=st.lists(lines(), max_size=4),
-)
+@given(single=st.lists(lines(), max_size=4), together=st.lists(lines(), max_size=4))
 def test_foreign_lines_change_no_count_and_stop_no_reader(
     fast_dir: Path, single: list[dict[str, Any]], together: list[dict[str, Any]]
 ) -> None:

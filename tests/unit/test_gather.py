@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.rundir.journal import seal_line
 from tests.toyrun import FAULTS, Faults, ToyRun, ToyWorker, tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def finished(toy: ToyRun) -> ToyWorker:
@@ -63,14 +61,23 @@ def test_gather_waits_for_lines_that_their_worker_told_of(
     assert len(toy.reopen().results()) == 4
 
 
-def test_partial_rows_are_provisional_and_published_nowhere(toy: ToyRun) -> None:
-    toy.worker("w").work(toy.unit_name(0), i0="done", i2="done")
+@pytest.mark.parametrize("partial", [True, False])
+def test_partial_rows_and_those_of_a_reader_without_write_access_are_provisional(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, *, partial: bool
+) -> None:
+    def refuse(_log: StageLog, _chunks: object) -> bool:
+        raise OSError(errno.EROFS, "no")
+
+    if partial:
+        toy.worker("w").work(toy.unit_name(0), i0="done", i2="done")
+    else:
+        finished(toy)
+        monkeypatch.setattr(StageLog, "add_table", refuse)
     before = tree(toy.root)
 
-    table = toy.reopen().table(partial=True)
+    table = toy.reopen().table(partial=partial)
 
-    assert ids(table.rows) == [0, 2]
-    assert not table.published
+    assert (ids(table.rows), table.published) == ([0, 2] if partial else [0, 1, 2, 3], False)
     assert tree(toy.root) == before
 
 
@@ -107,38 +114,31 @@ def test_a_table_whose_first_line_is_damaged_is_refused_by_all(toy: ToyRun, line
     table = replace_line(toy, 0, line)
     run = toy.reopen()
 
-    with pytest.raises(RunError, match=f"{table} is damaged"):
-        run.status()
-    with pytest.raises(RunError, match=f"{table} is damaged"):
-        run.results()
-    with pytest.raises(RunError, match=f"{table} is damaged") as caught:
-        run.status()
-
-    assert f"'hpctk doctor {toy.root}'" in caught.value.hint
-    assert caught.value.exit_code == 1
+    for read in (run.status, run.results, run.status):
+        with pytest.raises(RunError, match=f"{table} is damaged") as caught:
+            read()
+        assert f"'hpctk doctor {toy.root}'" in caught.value.hint
+        assert caught.value.exit_code == 1
 
 
-@pytest.mark.parametrize("line", [b"7", b'{"at":[1]}'])
-def test_a_row_that_does_not_say_whose_it_is_is_no_answer(toy: ToyRun, line: bytes) -> None:
+@pytest.mark.parametrize(
+    ("line", "error", "says"),
+    [
+        *((one, RunError, ": a row does not say") for one in (b"7", b'{"at":[1]}')),
+        (b"\0" * 20, TryAgainLaterError, ""),
+    ],
+)
+def test_a_row_that_is_damaged_is_no_answer(
+    toy: ToyRun, line: bytes, error: type[RunError], says: str
+) -> None:
     finished(toy)
     toy.reopen().results()
     table = replace_line(toy, 2, line)
 
-    with pytest.raises(RunError, match=f"{table} is damaged: a row does not say") as caught:
+    with pytest.raises(error, match=f"{table} is damaged{says}") as caught:
         toy.reopen().results()
 
-    assert "hpctk doctor" in caught.value.hint
-
-
-def test_a_table_with_a_damaged_line_is_no_answer(toy: ToyRun) -> None:
-    finished(toy)
-    toy.reopen().results()
-    replace_line(toy, 2, b"\0" * 20)
-
-    with pytest.raises(TryAgainLaterError, match="is damaged") as caught:
-        toy.reopen().results()
-
-    assert caught.value.hint
+    assert "hpctk doctor" in caught.value.hint if says else caught.value.hint
 
 
 def test_i2_a_published_row_stays_when_a_better_line_arrives_late(toy: ToyRun) -> None:
@@ -153,18 +153,6 @@ def test_i2_a_published_row_stays_when_a_better_line_arrives_late(toy: ToyRun) -
 
     assert toy.reopen().table().rows == published
     assert toy.reopen().status().stages["items"].failed == 1
-
-
-def test_i2_before_publication_the_lowest_generation_wins(toy: ToyRun) -> None:
-    slow = toy.worker("zzz")
-    slow.claim(toy.unit_name(0), 1)
-    toy.worker("aaa").work(toy.unit_name(0), 2, i0="done", i1="done", i2="done", i3="done")
-    slow.attempt(1, "done", value={"first": True})
-
-    rows = toy.reopen().results()
-
-    assert [row["worker"] for row in rows] == ["aaa", "zzz", "aaa", "aaa"]
-    assert rows[1]["value"] == {"first": True}
 
 
 def test_i2_a_new_table_keeps_the_rows_of_the_last_but_those_retried(toy: ToyRun) -> None:
@@ -219,22 +207,6 @@ def test_i2_a_retry_between_computing_and_publishing_is_not_passed_over(
 
     assert toy.states()[1, 2] == "pending"
     assert list(toy.stage_paths.results.iterdir()) == []
-
-
-def test_a_reader_without_write_access_gets_provisional_rows(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finished(toy)
-
-    def refuse(_log: StageLog, _chunks: object) -> bool:
-        raise OSError(errno.EROFS, "no")
-
-    monkeypatch.setattr(StageLog, "add_table", refuse)
-
-    table = toy.reopen().table()
-
-    assert len(table.rows) == 4
-    assert not table.published
 
 
 @pytest.mark.parametrize("kind", FAULTS, ids=str)

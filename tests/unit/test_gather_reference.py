@@ -7,7 +7,8 @@ import io
 import json
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from hypothesis import given, settings
@@ -17,9 +18,6 @@ from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.layout import Manifest
 from tests.toyrun import ToyWorker, spec_of, units_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ATTEMPTS = 2
 TEXT = st.text(st.characters(exclude_categories=()), max_size=4) | st.just('a":{')

@@ -37,20 +37,15 @@ def _load() -> ModuleType:
 RENDERED: dict[str, str] = _load().rendered()
 
 
-def test_committed_examples_are_the_rendered_ones() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.sbatch")} == RENDERED.keys()
-
-
 @pytest.mark.parametrize("name", RENDERED)
 def test_example_equals_its_rendering(name: str) -> None:
     committed = (EXAMPLES / name).read_bytes().decode()
 
-    difference = difflib.unified_diff(
-        committed.splitlines(), RENDERED[name].splitlines(), lineterm=""
-    )
-    assert committed == RENDERED[name], (
-        "\n".join(difference) + "\nIf this is intended: make golden, and read the difference."
-    )
+    lines = (committed.splitlines(), RENDERED[name].splitlines())
+    difference = "\n".join(difflib.unified_diff(*lines, lineterm=""))
+    assert committed == RENDERED[name], f"{difference}\nIf this is intended: make golden"
+    assert origin(committed) == "rendered"
+    assert {path.name for path in EXAMPLES.glob("*.sbatch")} == RENDERED.keys()
 
 
 def test_the_length_that_the_readme_gives_is_that_of_the_examples() -> None:
@@ -62,11 +57,6 @@ def test_the_length_that_the_readme_gives_is_that_of_the_examples() -> None:
     assert found is not None
     assert int(found[1]) <= min(lines.values()) < max(lines.values()) <= int(found[2])
     assert "Edit freely" in RENDERED["eight-nodes.sbatch"]
-
-
-@pytest.mark.parametrize("name", RENDERED)
-def test_example_is_as_it_was_rendered(name: str) -> None:
-    assert origin((EXAMPLES / name).read_text(encoding="utf-8")) == "rendered"
 
 
 def test_examples_are_clean_for_shellcheck() -> None:
@@ -110,7 +100,4 @@ def test_every_template_refuses_the_options_that_it_does_not_use() -> None:
                 render_script(spec, load_cluster("generic"), template)
             reasons.add(no.value.message.partition(": ")[2].replace(template, "TEMPLATE"))
 
-    assert reasons == {
-        "not used by the template TEMPLATE",
-        "not supported by plain scripts",
-    }
+    assert reasons == {"not used by the template TEMPLATE", "not supported by plain scripts"}

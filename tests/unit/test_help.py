@@ -1,14 +1,19 @@
-"""The help has all that the documents name; options are alike, and read in two ways alike."""
+"""The help has all that the documents name; options are alike, and read in two ways alike.
+
+Errors of options and of a filesystem say what to do.
+"""
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -23,9 +28,6 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import by_name
 from tests import manpage
 from tests.documents import REPOSITORY, USER_DOCS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WIDTH = 80
 
@@ -96,14 +98,11 @@ def test_the_options_of_every_example_are_there() -> None:
 @pytest.mark.parametrize("name", ["", *sorted(COMMANDS)])
 def test_help_all_shows_what_the_help_leaves_out(name: str) -> None:
     command = COMMANDS[name] if name else ROOT
-    spelled = [
-        max(option.opts, key=len) for option in command.params if option.param_type_name == "option"
+    options = [
+        (max(one.opts, key=len), one) for one in command.params if one.param_type_name == "option"
     ]
-    hidden = [
-        max(option.opts, key=len)
-        for option in command.params
-        if getattr(option, "hidden", False) and option.help
-    ]
+    spelled = [word for word, one in options if one.help]
+    hidden = [word for word, one in options if one.help and one.hidden]
     shown = helped(name).split()
     subcommands = getattr(command, "commands", {})
 
@@ -111,25 +110,18 @@ def test_help_all_shows_what_the_help_leaves_out(name: str) -> None:
     more = hidden or any(one.hidden for one in subcommands.values()) or not name
     assert ("--help-all" in shown) == bool(more)
     everything = helped(name, "--help-all", width=200).replace(",", " ").split()
-    refused = {max(option.opts, key=len) for option in command.params if not option.help}
-    assert [one for one in spelled if one not in everything and one not in refused] == []
-    assert [one for one in subcommands if one not in everything] == []
+    assert [one for one in (*spelled, *subcommands) if one not in everything] == []
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("status", "run", "{}"),
-        ("status", "--{}"),
-        ("render", "--nodes", "{}"),
-        ("render", "--{}", "1"),
-        ("cluster", "{}"),
-        ("--{}",),
-        ("{}",),
+        *("status run {}", "status --{}", "render --nodes {}", "render --{} 1", "cluster {}"),
+        *("--{}", "{}"),
     ],
 )
-def test_a_usage_error_shows_what_was_typed_as_text(words: tuple[str, ...]) -> None:
-    hostile = [word.replace("{}", "x\x1b]0;t\x07\x9b2J\u202e\ry") for word in words]
+def test_a_usage_error_shows_what_was_typed_as_text(words: str) -> None:
+    hostile = [word.replace("{}", "x\x1b]0;t\x07\x9b2J\u202e\ry") for word in words.split()]
 
     ended = CliRunner().invoke(ROOT, hostile)
 
@@ -180,32 +172,22 @@ def options_of(command: str) -> set[str]:
 
 
 UNITS = {"SECONDS", "MINUTES", "HOURS", "MS"}
+ITEM = ("ITEM", ["--item"])
 SBATCH = {"--time", "--time-min"}
 """Options of sbatch, in which a number without a unit has a meaning."""
 
 DURATIONS = [
-    ("init", "r", "--items", "-", "--timeout"),
-    ("work", "r", "--deadline"),
-    ("work", "r", "--idle-exit"),
-    ("work", "r", "--lease"),
-    ("work", "r", "--grace"),
-    ("plan", "--items", "5", "--item-time"),
-    ("plan", "--items", "5", "--item-time", "1s", "--load-time"),
-    ("plan", "--items", "5", "--item-time", "1s", "--within"),
-    ("plan", "--items", "5", "--item-time", "1s", "--time-limit"),
-    ("launch", "--start-timeout"),
-    ("launch", "--shutdown-timeout"),
-    ("render", "--lease"),
-    ("render", "--idle-exit"),
-    ("batch", "work", "--run", "r", "--shrink-every"),
-    ("batch", "work", "--run", "r", "--check-within"),
-    ("batch", "command", "--check-within"),
-    ("batch", "train", "--run-dir", "d", "--check-within"),
+    *("init r --items - --timeout", "work r --deadline", "work r --idle-exit", "work r --lease"),
+    *("work r --grace", "plan --items 5 --item-time", "plan --items 5 --item-time 1s --load-time"),
+    *(f"plan --items 5 --item-time 1s --{one}" for one in ("within", "time-limit")),
+    *("launch --start-timeout", "launch --shutdown-timeout"),
+    *("render --lease", "render --idle-exit"),
+    *(f"batch work --run r --{one}" for one in ("shrink-every", "check-within")),
+    *("batch command --check-within", "batch train --run-dir d --check-within"),
 ]
 SIZES = [
-    ("work", "r", "--memory-per-worker"),
-    ("plan", "--items", "5", "--item-time", "1s", "--memory-per-worker"),
-    ("preflight", "--free"),
+    *("work r --memory-per-worker", "plan --items 5 --item-time 1s --memory-per-worker"),
+    "preflight --free",
 ]
 
 
@@ -215,7 +197,7 @@ def every_option() -> list[tuple[str, Any]]:
     return [(name, option) for name, command in commands for option in command.params]
 
 
-def test_no_option_has_a_unit_of_its_own() -> None:
+def test_no_option_has_a_unit_of_its_own_and_an_item_is_named_alike_everywhere() -> None:
     found = [
         (command, option.opts[-1])
         for command, option in every_option()
@@ -223,28 +205,20 @@ def test_no_option_has_a_unit_of_its_own() -> None:
         or (option.metavar == "TIME" and option.opts[-1] not in SBATCH)
         or option.opts[-1].rpartition("-")[2] in ("seconds", "minutes", "hours", "ms")
     ]
+    items = [command for command, one in every_option() if (one.metavar, one.opts) == ITEM]
 
     assert found == []
-
-
-def test_an_item_is_named_by_the_same_option_everywhere() -> None:
-    found = {
-        command
-        for command, option in every_option()
-        if option.metavar == "ITEM" and option.opts == ["--item"]
-    }
-
-    assert found == {"explain", "logs", "retry", "try"}
+    assert sorted(set(items)) == ["explain", "logs", "retry", "try"]
 
 
 @pytest.mark.parametrize(("words", "fix"), [(DURATIONS, "5s, 5min or 5h"), (SIZES, "5M or 5G")])
 def test_a_bare_number_is_refused_with_the_option_and_the_fix(
-    words: list[tuple[str, ...]], fix: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    words: list[str], fix: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "items.jsonl").write_text("{}\n")
     CliRunner().invoke(ROOT, ["init", "r", "--items", "items.jsonl", "--command", "true"])
-    for given in words:
+    for given in map(str.split, words):
         tail = ["script"] if given[0] in ("launch", "batch") else []
         tail += ["program"] if given[0] == "batch" and given[1] != "work" else []
         ended = CliRunner().invoke(ROOT, [*given, "5", *tail], input="{}")
@@ -265,56 +239,34 @@ def test_every_duration_and_size_of_a_manifest_needs_a_unit() -> None:
 
 
 PLAIN = [
-    "work",
-    "work runs/first",
-    "work runs/first --workers 4",
-    "work --workers=4 runs/first --strict-code",
+    *("work", "work runs/first", "work runs/first --workers 4", "status"),
+    *("work --workers=4 runs/first --strict-code", "status --slurm --verbose"),
     "work runs/first --idle-exit=1000d --lease=90s --deadline @1790000000 --grace 5",
-    "status",
-    "status runs/first --json",
+    *("status runs/first --json", "work --monitor --cpus-per-worker 2"),
     "status --watch --check --no-slurm -v runs/first",
-    "status --slurm --verbose",
-    "work --monitor --cpus-per-worker 2",
 ]
 UNUSUAL = [
-    "work --help",
-    "work -h",
-    "work --engine ray",
-    "work one two",
-    "work --workers",
-    "work --workers=",
-    "work --workers many",
-    "work --workers -1",
-    "work --workers ٣",
-    "work --workers 1 --workers 2",
-    "work --deadline --lease 1m",
-    "work --strict-code=yes",
-    "work --work 2",
-    "work -- runs/first",
-    "work -",
-    "status --json=1",
-    "status -vv",
-    "status --workers 2",
+    *("work --help", "work -h", "work --engine ray", "work one two", "work --workers", "work -"),
+    *("work --workers=", "work --workers many", "work --workers -1", "work --workers ٣"),
+    *("work --workers 1 --workers 2", "work --deadline --lease 1m", "work --strict-code=yes"),
+    *("work --work 2", "work -- runs/first", "status --json=1", "status -vv", "status --workers 2"),
 ]
 
 
 READ_PLAINLY = {"work": working.PANELS, "status": statusview.PANELS}
 
 
-@pytest.mark.parametrize("line", PLAIN)
-def test_the_arguments_are_those_of_the_full_command_line(line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "plain"), [*((one, True) for one in PLAIN), *((one, False) for one in UNUSUAL)]
+)
+def test_plain_arguments_are_those_of_the_full_command_line_which_reads_what_is_unusual(
+    line: str, plain: bool
+) -> None:
     name, *words = line.split()
 
     found = plain_arguments(READ_PLAINLY[name], words)
 
-    assert found == COMMANDS[name].make_context(name, list(words)).params
-
-
-@pytest.mark.parametrize("line", UNUSUAL)
-def test_the_full_command_line_reads_what_is_unusual(line: str) -> None:
-    name, *words = line.split()
-
-    assert plain_arguments(READ_PLAINLY[name], words) is None
+    assert found == (COMMANDS[name].make_context(name, list(words)).params if plain else None)
 
 
 @pytest.mark.parametrize("name", ["work", "status"])
@@ -325,3 +277,24 @@ def test_every_variable_of_an_option_is_known(name: str, monkeypatch: pytest.Mon
         with monkeypatch.context() as changed:
             changed.setenv(variable, "1")
             assert plain_arguments(READ_PLAINLY[name], []) is None, variable
+
+
+# Python raises BrokenPipeError for ESHUTDOWN as well.
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.ENOSPC])
+def test_a_filesystem_that_does_not_answer_is_no_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    def refuse(_: str) -> None:
+        raise OSError(code, os.strerror(code), "/project/run/head")
+
+    monkeypatch.setattr(cli, "load_commands", refuse)
+
+    # Not main(), which ends the whole process where nothing must be taken down.
+    with pytest.raises(SystemExit) as caught:
+        cli._run("")
+
+    assert caught.value.code == 75
+    assert capsys.readouterr().err == (
+        f"error: /project/run/head: {os.strerror(code)}\n"
+        "hint: fix that and try again; nothing that was recorded is lost\n"
+    )

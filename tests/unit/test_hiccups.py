@@ -7,7 +7,8 @@ import fcntl
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,10 @@ class Process:
 
         return self.kept.join(make)
 
+    def cannot_join(self) -> None:
+        with pytest.raises(OSError, match="Input/output"):
+            self.join()
+
     def fail(self, error: OSError = EIO) -> float:
         """Meet an error; the seconds until another name is tried."""
         self.pauses.clear()
@@ -92,8 +97,15 @@ def write(member: Membership, data: bytes) -> None:
     member.journal.sync()
 
 
-def refuse(*_: object) -> None:
-    raise EIO
+def refuse(*_: object, error: OSError = EIO) -> None:
+    raise error
+
+
+@contextmanager
+def failing(call: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call, refuse)
+        yield
 
 
 @pytest.mark.parametrize("breaks", ["write", "sync", "after the write"])
@@ -124,25 +136,19 @@ def test_i1_another_name_writes_what_the_journal_of_the_former_one_lacks(
     assert process.items(former.name) == ([0] if breaks == "write" else [0, 1])
 
 
-def test_i1_lines_are_carried_on_until_a_name_could_write_them(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i1_lines_are_carried_on_until_a_name_could_write_them(process: Process) -> None:
     former = process.join()
     former.journal.unsynced.append(line(1))
     process.fail()
     for _ in range(2):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fdatasync", refuse)
-            with pytest.raises(OSError, match="Input/output"):
-                process.join()
+        with failing("os.fdatasync"):
+            process.cannot_join()
         process.fail()
 
     assert process.items(process.join().name) == [1]
 
 
-def test_i3_the_former_names_have_finished_before_another_one_claims(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i3_the_former_names_have_finished_before_another_one_claims(process: Process) -> None:
     former = process.join()
     process.fail()
     waiting = process.presence(former.name)
@@ -150,10 +156,8 @@ def test_i3_the_former_names_have_finished_before_another_one_claims(
     assert waiting.note == "waiting: Input/output error"
     assert lock_is_free(process.toy.paths, former.name)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Membership, "end", refuse)
-        with pytest.raises(OSError, match="Input/output"):
-            process.join()
+    with failing("hpc_toolkit.worker.membership.Membership.end"):
+        process.cannot_join()
     process.fail()
     last = process.join().name
 
@@ -163,17 +167,13 @@ def test_i3_the_former_names_have_finished_before_another_one_claims(
     assert others == [FINISHED, FINISHED]
 
 
-def test_i3_a_lock_is_held_until_others_can_see_that_no_item_is_to_blame(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i3_a_lock_is_held_until_others_can_see_that_no_item_is_to_blame(process: Process) -> None:
     """A free lock of a worker that seems to run would be a death, of which an item is suspected."""
     name = process.join().name
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", refuse)
+    with failing("os.pwrite"):
         process.fail()
         assert not lock_is_free(process.toy.paths, name)
-        with pytest.raises(OSError, match="Input/output"):
-            process.join()
+        process.cannot_join()
     process.fail()
 
     assert process.presence(name).state in {DRAINING, FINISHED}
@@ -210,29 +210,20 @@ def test_rare_errors_during_a_long_item_do_not_count_as_idle_time(process: Proce
         assert process.fail() == pytest.approx(hiccups.FIRST_S)
 
 
-class FullFile(io.StringIO):
-    """A file on a disk that is full."""
-
-    def write(self, _text: str) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_a_worker_whose_standard_error_is_on_the_full_disk_waits(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     process.join()
-    monkeypatch.setattr(sys, "stderr", FullFile())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys.stderr, "write", partial(refuse, error=no_space))
 
     process.fail_until_the_end()
 
 
-def test_a_name_that_cannot_be_made_leaves_no_worker_behind(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("hpc_toolkit.worker.membership.JournalWriter", refuse)
-        with pytest.raises(OSError, match="Input/output"):
-            process.join()
+def test_a_name_that_cannot_be_made_leaves_no_worker_behind(process: Process) -> None:
+    with failing("hpc_toolkit.worker.membership.JournalWriter"):
+        process.cannot_join()
     assert process.fail() > 0
     assert os.listdir(process.toy.paths.workers) == []
 
@@ -249,23 +240,18 @@ def test_an_error_that_does_not_pass_ends_the_worker_at_once(process: Process, c
     assert process.presence(member.name).note.startswith("gave up: ")
 
 
-def request_by_file(process: Process) -> None:
-    ask_to_drain(process.toy.paths, [process.kept.names[0]])
-
-
-def request_by_signal(process: Process) -> None:
-    process.kept.drain.request("got SIGTERM", 5.0)
-
-
-@pytest.mark.parametrize("request_exit", [request_by_file, request_by_signal])
+@pytest.mark.parametrize("by_file", [True, False])
 @pytest.mark.parametrize("has_results", [False, True])
 def test_a_request_to_exit_ends_the_wait_and_leaves_results_the_grace_period(
-    process: Process, request_exit: Callable[[Process], None], has_results: bool
+    process: Process, by_file: bool, has_results: bool
 ) -> None:
     member = process.join()
     if has_results:
         member.journal.unsynced.append(line(1))
-    request_exit(process)
+    if by_file:
+        ask_to_drain(process.toy.paths, [member.name])
+    else:
+        process.kept.drain.request("got SIGTERM", 5.0)
     since = process.clock.monotonic()
 
     with pytest.raises(RunError, match="cannot write to"):
@@ -289,24 +275,19 @@ def test_i1_results_in_memory_are_tried_once_more_at_the_deadline(process: Proce
     assert process.clock.monotonic() == now
 
 
-def test_names_that_cannot_write_hold_no_descriptors(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_cannot_write_hold_no_descriptors(process: Process) -> None:
     process.join().journal.unsynced.append(line(1))
     process.fail()
     before = os.listdir("/proc/self/fd")
-    monkeypatch.setattr(os, "fdatasync", refuse)
-    for _ in range(50):
-        with pytest.raises(OSError, match="Input/output"):
-            process.join()
-        process.fail()
+    with failing("os.fdatasync"):
+        for _ in range(50):
+            process.cannot_join()
+            process.fail()
 
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_name_finds_what_a_former_one_wrote_however_many_wrote_nothing(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_finds_what_a_former_one_wrote_however_many_wrote_nothing(process: Process) -> None:
     first = process.join()
     paths, manifest = process.toy.paths, process.toy.run.manifest
     assert process.toy.view().stages["items"].claims.create("000001-0", 1, first.name)
@@ -314,11 +295,9 @@ def test_a_name_finds_what_a_former_one_wrote_however_many_wrote_nothing(
     process.fail()
     process.join()
     process.fail()
-    with monkeypatch.context() as patch:
-        patch.setattr("hpc_toolkit.worker.membership.JournalWriter", refuse)
+    with failing("hpc_toolkit.worker.membership.JournalWriter"):
         for _ in range(60):
-            with pytest.raises(OSError, match="Input/output"):
-                process.join()
+            process.cannot_join()
             process.fail()
     last = process.join().name
 
@@ -333,21 +312,15 @@ def test_i4_a_lock_that_may_be_held_later_is_not_given_up(
 ) -> None:
     """A free lock would show others a death of a worker that lives."""
     path = fast_dir / "w.lock"
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", refuse)
-        with pytest.raises(OSError, match="Input/output"):
-            WorkerLock(path)
+    with failing("fcntl.flock"), pytest.raises(OSError, match="Input/output"):
+        WorkerLock(path)
 
     with monkeypatch.context() as patch:
         no_locks = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-        patch.setattr(fcntl, "flock", partial(raise_it, no_locks))
+        patch.setattr(fcntl, "flock", partial(refuse, error=no_locks))
         WorkerLock(path).close()
     # An NFS server may run out of locks for one call, and answer the next test.
     assert not path.exists()
-
-
-def raise_it(error: OSError, *_: object) -> None:
-    raise error
 
 
 @pytest.mark.parametrize("kind", ["done", "failed", "permanent"])

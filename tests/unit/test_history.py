@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,9 +26,6 @@ from hpc_toolkit.rundir.journal import (
 from tests.toyrun import ToyRun
 from tests.unit.test_queue_state import ITEMS, UNIT, PassPlan, plans, write
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def history_of(toy: ToyRun) -> History:
     return History(RunView(toy.paths, toy.run.manifest))
@@ -36,8 +35,7 @@ def attempts(history: History) -> list[Attempt]:
     return [one for one in history.work() if isinstance(one, Attempt)]
 
 
-@pytest.fixture
-def disturbed(fast_dir: Path) -> ToyRun:
+def test_attempts_have_times_hosts_numbers_and_outcomes(fast_dir: Path) -> None:
     """Worker wa dies in its second unit, wb takes over, an item is retried, wa wakes up."""
     toy = ToyRun(fast_dir / "run", 6, unit=3)
     first = toy.worker("wa", host="n1", job="77", rank=1, started=99.0, at=120.0)
@@ -59,23 +57,9 @@ def disturbed(fast_dir: Path) -> ToyRun:
     second.release(303.0, seconds=4.0)
     first.attempt(4, at=310.0, seconds=9.0)
     second.finish()
-    return toy
 
-
-def test_attempts_have_times_hosts_numbers_and_outcomes(disturbed: ToyRun) -> None:
-    found = [
-        (
-            one.item,
-            one.generation,
-            one.number,
-            one.worker,
-            one.host,
-            one.begin,
-            one.end,
-            one.outcome,
-        )
-        for one in attempts(history_of(disturbed))
-    ]
+    fields = ("item", "generation", "number", "worker", "host", "begin", "end", "outcome")
+    found = list(map(attrgetter(*fields), attempts(history_of(toy))))
 
     # An item's first result of the lowest generation counts, even if it arrives last.
     assert found == [
@@ -191,14 +175,12 @@ def test_lines_are_the_same_for_every_size_of_the_chunk(tmp_path: Path, chunk: i
     data = b"".join([*lines, release, *lines[:1]])
     path.write_bytes(data + b"torn")
 
+    wanted = [line for line in data.splitlines(keepends=True) if line != b"damaged\n"]
+
     found = list(read_lines(path, 0, len(data) + 4, chunk))
 
-    assert [one.record for one in found] == [
-        json.loads(line) | {} for line in data.splitlines() if line != b"damaged"
-    ]
-    assert [data[one.start : one.end] for one in found] == [
-        line + b"\n" for line in data.splitlines() if line != b"damaged"
-    ]
+    assert [one.record for one in found] == list(map(json.loads, wanted))
+    assert [data[one.start : one.end] for one in found] == wanted
     got = next_release(path, 0, len(data), chunk)
     assert got is not None
     assert got["type"] == "release"

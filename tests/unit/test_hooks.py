@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,35 +14,21 @@ from hpc_toolkit.results.status import Status
 from tests.toyrun import ToyRun
 from tests.unit.jobcommands import call, refused
 
-if TYPE_CHECKING:
-    pass
-
 KEYS = ("HPCTK_STATE", "HPCTK_DONE", "HPCTK_FAILED", "HPCTK_LEFT")
 
 
 def status(done: int = 0, failed: int = 0, **changes: Any) -> Status:
     left = 10 - done - failed
-    facts: dict[str, Any] = {
-        "run": "runs/x",
-        "stages": {"items": StageCounts(total=10, pending=left, done=done, failed=failed)},
-        "workers": WorkerCounts(alive=2),
-        "rate_per_s": 0.0,
-        "eta_s": None,
-        "complete": left == 0,
-        "deaths": 0,
-        "published": False,
-        "reason": "",
-    }
+    counts = StageCounts(total=10, pending=left, done=done, failed=failed)
+    facts: dict[str, Any] = {"run": "runs/x", "stages": {"items": counts}, "complete": left == 0}
+    facts |= {"workers": WorkerCounts(alive=2), "rate_per_s": 0.0, "eta_s": None}
+    facts |= {"deaths": 0, "published": False, "reason": ""}
     return Status(**{**facts, **changes})
 
 
 def noting(path: Path) -> str:
     """A command that adds its facts to a file."""
     return f"echo {' '.join(f'${key}' for key in KEYS)} >> {path}"
-
-
-def noted(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +48,7 @@ def test_an_end_is_reported_once_with_what_came_of_the_run(
         hooks.look(now)
     hooks.finish()
 
-    assert noted(tmp_path / "out") == [line]
+    assert (tmp_path / "out").read_text() == f"{line}\n"
 
 
 def test_text_of_a_run_reaches_a_command_only_as_a_value(tmp_path: Path) -> None:
@@ -103,18 +89,14 @@ def test_a_watch_runs_the_commands_of_its_options(fast_dir: Path, tmp_path: Path
 
     assert ended.exit_code == 0
     assert json.loads(ended.stdout)["complete"]
-    assert noted(tmp_path / "out") == ["failed 1 1 0"]
+    assert (tmp_path / "out").read_text() == "failed 1 1 0\n"
 
 
-def test_a_command_of_status_needs_a_watch(fast_dir: Path) -> None:
+def test_a_command_needs_a_watch_and_a_run(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r")
-
-    assert refused("status", toy.root, "--on-end", "true").message == "--on-end needs --watch"
-
-
-def test_a_training_runs_no_command_at_its_end(fast_dir: Path) -> None:
     (fast_dir / "train" / "jobs").mkdir(parents=True)
 
     error = refused("status", fast_dir / "train", "--watch", "--on-end", "true")
 
     assert "directory of a training: --on-end is for runs" in error.message
+    assert refused("status", toy.root, "--on-end", "true").message == "--on-end needs --watch"

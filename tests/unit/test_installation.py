@@ -33,11 +33,14 @@ def described(spec: Any) -> tuple[object, ...]:
     )
 
 
-def both(name: str) -> tuple[Any, Any]:
-    """What Python's finder finds, and what is found in the block."""
+def agreed(name: str) -> Any:
+    """What Python's finder finds, which must also be found in the block."""
     expected = importlib.util.find_spec(name)
     with listed_imports():
-        return expected, importlib.util.find_spec(name)
+        found = importlib.util.find_spec(name)
+    assert (found is None) == (expected is None)
+    assert expected is None or described(found) == described(expected)
+    return expected
 
 
 @pytest.mark.parametrize("name", ["xml.dom.minidom", "_json", "difflib", "numpy"])
@@ -45,18 +48,15 @@ def test_the_same_module_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     for known in [one for one in sys.modules if one == name]:
         monkeypatch.delitem(sys.modules, known)
 
-    expected, found = both(name)
-
-    assert (found is None) == (expected is None)
-    assert expected is None or described(found) == described(expected)
+    agreed(name)
 
 
 def test_modules_packages_and_namespaces_are_imported(place: Path) -> None:
     (place / "alone_x.py").write_text("value = 'alone'\n")
-    (place / "package_x").mkdir()
+    for name in ("package_x", "namespace_x"):
+        (place / name).mkdir()
     (place / "package_x" / "__init__.py").write_text("value = 'package'\n")
     (place / "package_x" / "inner.py").write_text("value = 'inner'\n")
-    (place / "namespace_x").mkdir()
     (place / "namespace_x" / "inner.py").write_text("value = 'named'\n")
     names = ["alone_x", "package_x", "package_x.inner", "namespace_x.inner"]
 
@@ -75,10 +75,7 @@ def test_an_extension_module_comes_before_its_source(place: Path, name: str) -> 
         file.parent.mkdir(exist_ok=True)
         file.write_text("")
 
-    expected, found = both("both_x")
-
-    assert expected.origin.endswith(EXTENSION_SUFFIXES[0])
-    assert described(found) == described(expected)
+    assert agreed("both_x").origin.endswith(EXTENSION_SUFFIXES[0])
 
 
 def test_modules_of_an_archive_and_without_their_source_are_imported(
@@ -106,7 +103,4 @@ def test_what_is_not_a_file_hides_no_module(place: Path, monkeypatch: pytest.Mon
     for name in ("colorsys", "chunk"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
-        expected, found = both(name)
-
-        assert (found is None) == (expected is None)
-        assert expected is None or described(found) == described(expected)
+        agreed(name)

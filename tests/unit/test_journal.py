@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterable
@@ -68,12 +69,7 @@ def test_a_line_is_strict_json_with_the_check_as_its_last_key(record: dict[str, 
     assert {**json.loads(line), **record} == json.loads(line)
 
 
-def test_encode_line_refuses_what_is_not_json() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        encode_line({"value": float("nan")})
-
-
-def test_decode_line_refuses_every_cut_and_every_changed_byte() -> None:
+def test_a_line_that_is_cut_changed_or_not_json_is_refused() -> None:
     line = encode_line({"type": "done", "item": 7})[:-1]
 
     assert decode_line(line) is not None
@@ -84,17 +80,8 @@ def test_decode_line_refuses_every_cut_and_every_changed_byte() -> None:
             changed = bytearray(line)
             changed[index] ^= 1 << bit
             assert decode_line(bytes(changed)) is None
-
-
-def test_decode_line_refuses_json_that_is_no_object() -> None:
-    assert decode_line(journal.seal_line(b"[1")[:-1]) is None
-
-
-def test_writer_refuses_a_journal_that_exists(tmp_path: Path) -> None:
-    JournalWriter(tmp_path / "j").close()
-
-    with pytest.raises(FileExistsError, match="j"):
-        JournalWriter(tmp_path / "j")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode_line({"value": float("nan")})
 
 
 def test_i1_sync_asks_the_disk_once_for_all_that_was_appended(
@@ -118,6 +105,8 @@ def test_i1_sync_asks_the_disk_once_for_all_that_was_appended(
     assert sizes == [8]
     assert not writer.dirty
     writer.close()
+    with pytest.raises(FileExistsError, match="j"):
+        JournalWriter(tmp_path / "j")
 
 
 def test_i1_sync_that_failed_does_not_count_as_committed(
@@ -163,16 +152,15 @@ def test_i8_a_line_that_is_not_strict_json_leaves_its_neighbours(
     tmp_path: Path, odd: bytes
 ) -> None:
     lines = [numbered(n) for n in range(600)]
-    lines.insert(300, odd)
+    data = b"".join([*lines[:300], odd, *lines[300:]])
     path = tmp_path / "j"
-    path.write_bytes(b"".join(lines))
-    wanted = [json.dumps(one) for line in lines if (one := decode_line(line[:-1])) is not None]
+    path.write_bytes(data)
 
-    found = list(read_lines(path, 0, path.stat().st_size))
+    found = list(read_lines(path, 0, len(data)))
 
-    assert [json.dumps(line.record) for line in found] == wanted
-    assert len(found) >= 600
-    assert all(b"".join(lines)[one.start : one.end] in lines for one in found)
+    assert decode_line(odd[:-1]) is None
+    assert [line.record["n"] for line in found] == list(range(600))
+    assert [data[one.start : one.end] for one in found] == lines
 
 
 def test_i8_a_journal_cut_at_any_byte_loses_at_most_its_last_line(tmp_path: Path) -> None:
@@ -189,17 +177,8 @@ def test_i8_a_journal_cut_at_any_byte_loses_at_most_its_last_line(tmp_path: Path
         assert [record["n"] for record in found] == list(range(whole))
         assert reader.bad_lines == {}
         assert reader.torn_bytes == size - sum(map(len, lines[:whole]))
-
-
-def test_i8_a_torn_line_and_a_newline_poison_nothing_that_follows(tmp_path: Path) -> None:
-    first, torn, last = (numbered(n) for n in range(3))
-    path = tmp_path / "j"
-    for size in range(len(torn) - 1):
-        path.write_bytes(first + torn[:size] + b"\n" + last)
-        reader = JournalReader(path)
-
-        assert [record["n"] for record in records(reader.poll(), path)] == [0, 2]
-        assert reader.bad_lines == ({len(first): "wrong checksum or JSON"} if size else {})
+        path.write_bytes(data)  # the torn line is finished later
+        assert [record["n"] for record in records(reader.poll(), path)] == list(range(whole, 4))
         assert reader.torn_bytes == 0
 
 
@@ -216,40 +195,6 @@ def test_i8_zeros_at_the_end_of_a_read_are_read_again(tmp_path: Path, split: int
     assert (reader.bad_lines, reader.torn_bytes) == ({}, 0)
 
 
-def test_i8_a_torn_line_that_is_finished_later_counts(tmp_path: Path) -> None:
-    first, line = (numbered(n) for n in range(2))
-    path = tmp_path / "j"
-    path.write_bytes(first + line[:10])
-    reader = JournalReader(path)
-
-    assert [record["n"] for record in records(reader.poll(), path)] == [0]
-    assert reader.torn_bytes == 10
-    with path.open("ab") as file:
-        file.write(line[10:])
-
-    assert [record["n"] for record in records(reader.poll(), path)] == [1]
-    assert reader.torn_bytes == 0
-
-
-@pytest.mark.parametrize("chunk", [1, 64, 1000])
-def test_poll_finds_the_same_lines_whatever_the_chunk(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    toy = ToyRun(fast_dir / "run", 8, unit=4)
-    worker = toy.worker("w")
-    worker.work(toy.unit_name(0), i0="done", i1="done", i2="failed", i3="done")
-    worker.work(toy.unit_name(4), i4="done", i5="done", i6="done", i7="done")
-    path = toy.paths.journal("w")
-    whole = records(JournalReader(path).poll(), path)
-
-    monkeypatch.setattr(journal, "_CHUNK", chunk)
-    reader = JournalReader(path)
-
-    assert records(reader.poll(), path) == whole
-    assert len(whole) == 10
-    assert reader.torn_bytes == 0
-
-
 def test_a_pass_is_read_back_at_once_and_line_by_line_once_it_is_damaged(toy: ToyRun) -> None:
     worker = toy.worker("w")
     worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
@@ -264,23 +209,6 @@ def test_a_pass_is_read_back_at_once_and_line_by_line_once_it_is_damaged(toy: To
     data[found.start + 3] ^= 1
     path.write_bytes(data)
     assert read_unit_run(path, found) == lines[1:]
-
-
-def test_i8_a_pass_with_a_damaged_line_is_read_line_by_line(toy: ToyRun) -> None:
-    worker = toy.worker("w")
-    worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
-    path = toy.paths.journal("w")
-    data = bytearray(path.read_bytes())
-    second = data.index(b"\n") + 1
-    data[second + 20] ^= 1
-    path.write_bytes(data)
-    reader = JournalReader(path)
-
-    found = list(reader.poll())
-
-    assert all(isinstance(one, Line) for one in found)
-    assert [record.get("item") for record in records(found, path)] == [0, 2, 3, None]
-    assert reader.bad_lines == {second: "wrong checksum or JSON"}
 
 
 @pytest.fixture(scope="module")
@@ -301,11 +229,20 @@ def test_i8_any_damage_leaves_the_lines_that_still_check_out(
     """The sum of a pass must not hide what reading line by line would have seen."""
     path = fast_dir / "j"
     content = bytearray(two_passes)
-    for _ in range(data.draw(st.integers(1, 3))):
+    for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(content) - 1))
         content[at] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
-    raw_lines = bytes(content).split(b"\n")[:-1]
-    expected = [record for raw in raw_lines if (record := decode_line(raw)) is not None]
+    *raw_lines, torn = bytes(content).split(b"\n")
+    decoded = [decode_line(raw) for raw in raw_lines]
+    reader = JournalReader(path)
 
-    assert records(JournalReader(path).poll(), path) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "_CHUNK", data.draw(st.sampled_from([1, 64, 1 << 20])))
+        found = records(reader.poll(), path)
+
+    assert found == [record for record in decoded if record is not None]
+    assert reader.torn_bytes == len(torn)
+    starts = itertools.accumulate((len(raw) + 1 for raw in raw_lines), initial=0)
+    of_lines = zip(starts, raw_lines, decoded, strict=False)
+    assert list(reader.bad_lines) == [at for at, raw, one in of_lines if raw and one is None]

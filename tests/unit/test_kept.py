@@ -32,9 +32,8 @@ echo $n > "$0.count"; echo "$n"
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    found = Programs(folder, monkeypatch)
+    (tmp_path / "bin").mkdir()
+    found = Programs(tmp_path / "bin", monkeypatch)
     found.add("sbatch", SBATCH.format(before=""))
     found.answer("squeue", "")
     found.answer("scancel", "")
@@ -74,16 +73,6 @@ def test_of_two_that_look_at_once_one_submits(programs: Programs, run: ToyRun) -
     assert "no jobs are sent now: another process submits jobs work-queue" in said
 
 
-def holder(*, host: str = host_name(), pid: int, ticks: int) -> str:
-    return f"{host}:{boot_id()}:{pid}:{ticks}:00"
-
-
-def ended_process() -> int:
-    with subprocess.Popen(["cat"], stdin=subprocess.DEVNULL) as child:
-        child.wait()
-    return child.pid
-
-
 @pytest.mark.parametrize(
     ("host", "lives", "silent_s", "sends"),
     [
@@ -97,9 +86,11 @@ def test_the_turn_of_a_process_that_is_lost_ends(
     programs: Programs, run: ToyRun, host: str, lives: bool, silent_s: float, sends: bool
 ) -> None:
     keep(1)
-    pid = os.getpid() if lives else ended_process()
+    with subprocess.Popen(["cat"], stdin=subprocess.DEVNULL) as ended:
+        ended.wait()
+    pid = os.getpid() if lives else ended.pid
     path = run.paths.jobs / "keep-work-queue.2"
-    path.symlink_to(holder(host=host, pid=pid, ticks=process_ticks(pid) or 1))
+    path.symlink_to(f"{host}:{boot_id()}:{pid}:{process_ticks(pid) or 1}:00")
     at = path.lstat().st_mtime - silent_s
     os.utime(path, (at, at), follow_symlinks=False)
 
@@ -153,19 +144,11 @@ def test_a_limit_of_the_site_ends_nothing_and_is_not_tried_each_time(
     assert (state(run)["ended"], state(run)["refused"]) == ("", "")
 
 
-def test_a_limit_that_other_runs_reach_ends_nothing(programs: Programs, run: ToyRun) -> None:
-    said = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Job violates"
-    programs.answer("sbatch", "", code=1, stderr=said)
-
-    for _ in range(4):
-        assert keep(2)[0] == []
-    assert (state(run)["ended"], state(run)["failed"]) == ("", 0)
-
-
-def test_a_limit_at_the_first_submission_is_tried_again_by_nobody(
+def test_a_limit_that_other_runs_reach_ends_nothing_and_refuses_a_first_submission(
     programs: Programs, run: ToyRun
 ) -> None:
-    programs.answer("sbatch", "", code=1, stderr="sbatch: error: QOSMaxSubmitJobPerUserLimit")
+    said = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Job violates"
+    programs.answer("sbatch", "", code=1, stderr=said)
     words = ("submit", "--run", "a", "--python", sys.executable, "--time", "60", "--keep", 2)
 
     error = jobcommands.refused(*words)
@@ -174,6 +157,9 @@ def test_a_limit_at_the_first_submission_is_tried_again_by_nobody(
     assert error.message == f"no jobs are sent: {full}"
     assert error.hint == "submit again when one of them has left"
     assert state(run)["refused"] == full
+    for _ in range(4):
+        assert keep(2)[0] == []
+    assert (state(run)["ended"], state(run)["failed"]) == ("", 0)
 
 
 def test_what_no_job_gets_past_is_tried_three_times(programs: Programs, run: ToyRun) -> None:

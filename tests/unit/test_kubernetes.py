@@ -8,18 +8,16 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.cli import render as render_command
-from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.engines.kubernetes import KINDS, ONLY_OF, Kind, ManifestSpec, render_manifest
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.render.file import origin
 from tests.hostile import HOSTILE
 from tests.manifestexamples import EXAMPLES, REQUESTS, rendered
 from tests.manifestrules import check, expanded, objects_of, read
+from tests.unit.jobcommands import call
 
 IMAGE = "reg.io/a/b:1"
 NEEDED: dict[Kind, dict[str, Any]] = {
@@ -32,15 +30,18 @@ def spec(kind: Kind = "kubernetes-ddp", **given: Any) -> ManifestSpec:
     return ManifestSpec(**{"kind": kind, "image": IMAGE, **NEEDED[kind], **given})
 
 
-def call(*arguments: str) -> Result:
-    app = Commands(help="")
-    render_command.register(app)
-    return CliRunner().invoke(app, ["render", *arguments])
-
-
 @pytest.mark.parametrize("name", REQUESTS)
-def test_examples_are_taken_by_all_versions_and_fit_together(name: str) -> None:
-    check(read((EXAMPLES / name).read_text(encoding="ascii")))
+def test_examples_are_taken_by_all_versions_and_rendered_again_from_their_first_lines(
+    name: str,
+) -> None:
+    text = (EXAMPLES / name).read_text(encoding="ascii")
+    check(read(text))
+    argv = shlex.split(text.splitlines()[2].removeprefix("#"))
+    end = argv.index("--") if "--" in argv else len(argv)
+
+    result = call("render", *argv[2:end], "-o", "-", *argv[end:])
+
+    assert result.stdout == text
 
 
 def test_committed_examples_are_what_is_rendered() -> None:
@@ -87,48 +88,39 @@ def test_an_option_has_its_effect_and_no_server_refuses_it(
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": "A b"}, "--image"),
-    ({"job_name": "a_b"}, "--job-name"),
-    ({"job_name": "x" * 62}, "--job-name"),
+    *(({"job_name": one}, "--job-name") for one in ("a_b", "x" * 62)),
     ({"job_name": "x" * 61, "nodes": 11}, "has more than 60 characters"),
-    ({"namespace": "a.b"}, "--namespace"),
-    ({"nodes": 0}, "--nodes"),
+    *(({"namespace": "a.b"}, "--namespace"), ({"nodes": 0}, "--nodes"), ({"mem": "lots"}, "--mem")),
     ({"gpus_per_node": -1}, "--gpus-per-node"),
-    ({"mem": "lots"}, "--mem"),
     ({"mem": "2G"}, "2048 MiB are not less than"),
-    ({"pvc": ("p:data",)}, "--pvc"),
-    ({"pvc": ("p:/",)}, "--pvc"),
-    ({"pvc": ("p://x",)}, "--pvc"),
-    ({"pvc": ("p:/dev/shm",)}, "--pvc"),
-    ({"pvc": ("p:/a/../dev",)}, "--pvc"),
-    ({"run": "x"}, "no volume is given"),
-    ({"pvc": ("p",), "run": "../x"}, "is not below /data"),
-    ({"pvc": ("p",), "run": "/elsewhere/x"}, "is not below /data"),
-    ({"pvc": ("p",), "run": "/data"}, "is not below /data"),
+    *(
+        ({"pvc": (f"p:{path}",)}, "--pvc")
+        for path in ("data", "/", "//x", "/dev/shm", "/a/../dev", "/a:ro")
+    ),
+    *(({"run": "x"}, "no volume is given"), ({"user": "0"}, "--user"), ({"time": "90"}, "--time")),
+    *(
+        ({"pvc": ("p",), "run": run}, "not below /data")
+        for run in ("../x", "/elsewhere/x", "/data")
+    ),
     ({"pvc": ("p:/a", "p:/b")}, "'p' is given twice"),
     ({"pvc": ("p:/a", "q:/a/")}, "'/a' is given twice"),
-    ({"pvc": ("p:/a:ro",)}, "--pvc"),
-    ({"user": "0"}, "--user"),
-    ({"env": (("MASTER_ADDR", "x"),)}, "--env"),
-    ({"env": (("A B", "x"),)}, "--env"),
+    *(({"env": ((name, "x"),)}, "--env") for name in ("MASTER_ADDR", "A B")),
     ({"env": (("A", "x\ny"),)}, "--env A"),
     ({"env": (("A", "x"),), "env_from_secret": ("A=s:k",)}, "given twice"),
     ({"env": (("HF_TOKEN", "x"),)}, "looks like a secret"),
-    ({"env_from_secret": ("A",)}, "--env-from-secret"),
-    ({"env_from_secret": ("A=S:k",)}, "--env-from-secret"),
-    ({"node_selector": ("a",)}, "--node-selector"),
+    *(({"env_from_secret": (one,)}, "--env-from-secret") for one in ("A", "A=S:k")),
+    *(
+        ({"node_selector": (one,)}, "--node-selector")
+        for one in ("a", "a." * 126 + "aa/b=c", "a/" + "b" * 64 + "=c")
+    ),
     ({"node_selector": ("a=b", "a=c")}, "given twice"),
     ({"toleration": ("a:Never",)}, "--toleration"),
-    ({"image_pull_secret": ("A",)}, "--image-pull-secret"),
-    ({"image_pull_secret": ("a." * 126 + "aa",)}, "--image-pull-secret"),
-    ({"node_selector": ("a." * 126 + "aa/b=c",)}, "--node-selector"),
-    ({"node_selector": ("a/" + "b" * 64 + "=c",)}, "--node-selector"),
-    ({"time": "90"}, "--time"),
-    ({"max_restarts": 3}, "not used by"),
+    *(({"image_pull_secret": (one,)}, "--image-pull-secret") for one in ("A", "a." * 126 + "aa")),
+    *(({"max_restarts": 3}, "not used by"), ({"workers": 2}, "not used by")),
     ({"command": ()}, "needs a training script"),
     ({"command": ("--lr",)}, "is not a training script"),
     ({"command": ("train.py", "a\nb")}, "the script's arguments"),
     ({"command": ("x" * 32000,) * 5}, "too long"),
-    ({"workers": 2}, "not used by"),
     ({"kind": "kubernetes-x"}, "unknown manifest"),
     ({"kind": "kubernetes-queue", "command": ("x",)}, "not used by"),
     ({"kind": "kubernetes-queue", "command": ()}, "no volume is given"),
@@ -149,23 +141,8 @@ def test_a_value_that_no_cluster_takes_is_refused_with_what_to_write(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", REQUESTS)
-def test_the_first_lines_say_how_to_render_it_again(name: str) -> None:
-    text = (EXAMPLES / name).read_text(encoding="ascii")
-    argv = shlex.split(text.splitlines()[2].removeprefix("#"))
-    end = argv.index("--") if "--" in argv else len(argv)
-
-    result = call(*argv[2:end], "-o", "-", *argv[end:])
-
-    assert result.stdout == text
-
-
-TEXT_FIELDS = [
-    field.name for field in fields(ManifestSpec) if re.fullmatch(r"str( \| None)?", str(field.type))
-]
-LIST_FIELDS = [
-    field.name for field in fields(ManifestSpec) if str(field.type).startswith("tuple[str")
-]
+def fields_of(kind: str) -> list[str]:
+    return [field.name for field in fields(ManifestSpec) if re.fullmatch(kind, str(field.type))]
 
 
 def kind_of(field: str) -> Kind:
@@ -224,10 +201,11 @@ def taint(toleration: dict[str, str]) -> str:
     return "".join(mark + toleration[key] for key, mark in marks.items() if key in toleration)
 
 
-@pytest.mark.parametrize("field", TEXT_FIELDS)
+@pytest.mark.parametrize("field", fields_of(r"str( \| None)?"))
 def test_a_hostile_text_is_refused_or_stays_one_value(field: str) -> None:
     kind = kind_of(field)
-    fields_and_values = count(objects_of(request_of(kind, **plain(field))))
+    fine = {"time": "1:00:00", "user": "7", "gpu_resource": "a.b/c", "mem": "64G", "shm": "1G"}
+    fields_and_values = count(objects_of(request_of(kind, **{field: fine.get(field, "x")})))
     for text in HOSTILE:
         if (error := refusal(kind, **{field: text})) is not None:
             assert error.hint, text
@@ -237,13 +215,6 @@ def test_a_hostile_text_is_refused_or_stays_one_value(field: str) -> None:
         assert count(objects_of(request)) == fields_and_values
 
 
-def plain(field: str) -> dict[str, Any]:
-    """A value of the field that nothing is odd about."""
-    fine = {"time": "1:00:00", "user": "7", "gpu_resource": "a.b/c"}
-    fine |= {"mem": "64G", "shm": "1G"}
-    return {field: fine.get(field, "x")}
-
-
 def count(data: Any) -> int:
     """How many keys and values there are."""
     if isinstance(data, dict):
@@ -251,7 +222,7 @@ def count(data: Any) -> int:
     return sum(map(count, data)) if isinstance(data, list) else 1
 
 
-@pytest.mark.parametrize("field", LIST_FIELDS)
+@pytest.mark.parametrize("field", fields_of(r"tuple\[str.*"))
 def test_a_hostile_part_of_a_list_is_refused_or_stays_one_value(field: str) -> None:
     first = ("train.py",) if field == "command" else ()
     for text in HOSTILE:
@@ -275,12 +246,13 @@ def refusal(kind: Kind, **asked: Any) -> HpcToolkitError | None:
 
 
 PRINTABLE = st.text(max_size=20).filter(str.isprintable)
+WORDS = [
+    *("y", "No", "1e3", "0o17", "0x1f", "1_000", "~", "null", ".inf", "1:30", "=", "a: b", "- a"),
+    *("$(A)", "$$(A)", "$", "$$", "---", "...", "#x", "%x", "&a", "*a"),
+]
 TRICKY = st.one_of(
     PRINTABLE,
-    st.sampled_from(["y", "No", "1e3", "0o17", "0x1f", "1_000", "~", "null", ".inf", "1:30", "="]),
-    st.sampled_from(
-        ["$(A)", "$$(A)", "$", "$$", "a: b", "- a", "---", "...", "#x", "%x", "&a", "*a"]
-    ),
+    st.sampled_from(WORDS),
     st.from_regex(r"\A[-+0-9.eE_:xo]{1,8}\Z"),
 )
 LABEL = st.from_regex(r"\A[a-z0-9]([-a-z0-9]{0,10}[a-z0-9])?\Z")

@@ -28,15 +28,11 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, object], said: 
         LabSettings(**settings)  # type: ignore[arg-type] # what a test gives is not checked
 
 
-@pytest.mark.parametrize("directory", ["/tmp/a b", "/tmp/%n", "lab", "/tmp/é", "/a\nb"])
-def test_a_directory_that_slurm_conf_cannot_hold_is_refused(directory: str) -> None:
-    with pytest.raises(ConfigError, match="not a directory that Slurm's configuration can name"):
-        LabPaths(Path(directory))
-
-
-def test_a_directory_too_long_for_a_socket_is_refused_from_the_first_byte_on() -> None:
-    room = MAX_SOCKET_BYTES - len("/munge/socket")
-    longest = Path("/" + "d" * (room - 1))
+def test_a_directory_that_slurm_or_a_socket_cannot_name_is_refused() -> None:
+    for directory in ("/tmp/a b", "/tmp/%n", "lab", "/tmp/é", "/a\nb"):
+        with pytest.raises(ConfigError, match="a directory that Slurm's configuration can name"):
+            LabPaths(Path(directory))
+    longest = Path("/" + "d" * (MAX_SOCKET_BYTES - len("/munge/socket") - 1))
 
     assert len(str(LabPaths(longest).munge_socket)) == MAX_SOCKET_BYTES
     with pytest.raises(ConfigError, match="1 bytes too long for its sockets"):
@@ -56,18 +52,15 @@ class Processes:
 
     def add(
         self, pid: str, *, mount: str = "", environ: dict[str, str] | None = None, uid: int = -1
-    ) -> Path:
+    ) -> None:
         directory = self.root / pid
         directory.mkdir(parents=True)
-        words = (environ or {}).items()
-        for name, text in {
-            "mountinfo": f"1 2 3:4 / / rw\n{mount}",
-            "environ": "".join(f"{name}={value}\0" for name, value in words if value),
-            "comm": "sleep\n",
-            "status": f"Name:\tsleep\nUid:\t{os.geteuid() if uid < 0 else uid}\t0\t0\t0\n",
-        }.items():
-            (directory / name).write_text(text)
-        return directory
+        words = [f"{name}={value}\0" for name, value in (environ or {}).items() if value]
+        uid = os.geteuid() if uid < 0 else uid
+        (directory / "mountinfo").write_text(f"1 2 3:4 / / rw\n{mount}")
+        (directory / "environ").write_text("".join(words))
+        (directory / "comm").write_text("sleep\n")
+        (directory / "status").write_text(f"Name:\tsleep\nUid:\t{uid}\t0\t0\t0\n")
 
 
 @pytest.fixture
@@ -80,84 +73,75 @@ def hosts_mount(token: str) -> str:
     return f"1 2 3:4 /hosts/{token}.0a.n1 /etc/hosts rw\n"
 
 
-def of_a_job(paths: LabPaths) -> dict[str, str]:
-    """The environment of a job of the lab."""
-    return {
-        "SLURM_CONF": str(paths.slurm_conf),
-        "SLURM_JOB_ID": "7",
-        "SLURM_CLUSTER_NAME": "hpctklab",
-        "SLURMD_NODENAME": "n2",
-    }
+def test_a_process_of_another_user_is_no_member_to_an_ordinary_user(
+    paths: LabPaths, proc: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or anybody who makes a mount with the token could keep a lab from ending."""
+    for pid, uid in (("11", 1000), ("12", 1001), ("13", 0)):
+        proc.add(pid, mount=hosts_mount(paths.token), uid=uid)
+    found = {}
+
+    for user in (1000, 0):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        found[user] = sorted(one.pid for one in members(paths.token))
+
+    assert found == {1000: [11, 13], 0: [11, 12, 13]}
 
 
-class TestMembers:
-    def test_a_process_of_another_user_is_no_member_to_an_ordinary_user(
-        self, paths: LabPaths, proc: Processes, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Or anybody who makes a mount with the token could keep a lab from ending."""
-        for pid, uid in (("11", 1000), ("12", 1001), ("13", 0)):
-            proc.add(pid, mount=hosts_mount(paths.token), uid=uid)
-        found = {}
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, True),
+        # A user's shell after 'hpctk lab env', alone and inside a job of a real cluster.
+        ({"SLURM_JOB_ID": "", "SLURM_CLUSTER_NAME": "", "SLURMD_NODENAME": ""}, False),
+        ({"SLURM_CLUSTER_NAME": "site", "SLURMD_NODENAME": "gpu017"}, False),
+        # The shell that salloc starts where it was called.
+        ({"SLURMD_NODENAME": ""}, False),
+        ({"SLURM_CONF": "/another/lab/etc/slurm.conf"}, False),
+    ],
+)
+def test_without_the_mount_only_the_environment_of_a_job_makes_a_member(
+    changes: dict[str, str], found: bool, paths: LabPaths, proc: Processes
+) -> None:
+    job = {"SLURM_CONF": str(paths.slurm_conf), "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n2"}
+    environ = {**job, "SLURM_CLUSTER_NAME": "hpctklab", **changes}
+    proc.add("11", environ=environ)
+    # One that another lab's mount tells to be that lab's.
+    proc.add("12", environ=environ, mount=hosts_mount(lab_token(proc.root)))
 
-        for user in (1000, 0):
-            monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-            found[user] = sorted(one.pid for one in members(paths.token))
-
-        assert found == {1000: [11, 13], 0: [11, 12, 13]}
-
-    @pytest.mark.parametrize(
-        ("changes", "found"),
-        [
-            ({}, True),
-            # A user's shell after 'hpctk lab env', alone and inside a job of a real cluster.
-            ({"SLURM_JOB_ID": "", "SLURM_CLUSTER_NAME": "", "SLURMD_NODENAME": ""}, False),
-            ({"SLURM_CLUSTER_NAME": "site", "SLURMD_NODENAME": "gpu017"}, False),
-            # The shell that salloc starts where it was called.
-            ({"SLURMD_NODENAME": ""}, False),
-            ({"SLURM_CONF": "/another/lab/etc/slurm.conf"}, False),
-        ],
-    )
-    def test_without_the_mount_only_the_environment_of_a_job_makes_a_member(
-        self, changes: dict[str, str], found: bool, paths: LabPaths, proc: Processes
-    ) -> None:
-        environ = {**of_a_job(paths), **changes}
-        proc.add("11", environ=environ)
-        # One that another lab's mount tells to be that lab's.
-        proc.add("12", environ=environ, mount=hosts_mount(lab_token(proc.root)))
-
-        assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
+    assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
 
 
-class TestDirectory:
-    @pytest.mark.parametrize("mode", [0o775, 0o757])
-    def test_a_directory_that_others_may_write_is_refused(self, paths: LabPaths, mode: int) -> None:
-        paths.root.mkdir()
-        paths.root.chmod(mode)
+@pytest.mark.parametrize(
+    ("mode", "below", "why"),
+    [
+        (0o775, "", "other users can write to it"),
+        (0o757, "", "other users can write to it"),
+        (0o777, "lab", "other users can replace it, since all can write to"),
+    ],
+)
+def test_a_directory_that_others_may_write_or_replace_is_refused(
+    tmp_path: Path, mode: int, below: str, why: str
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
 
-        with pytest.raises(ConfigError, match="other users can write to it"):
-            make_directory(paths)
+    with pytest.raises(ConfigError, match=why):
+        make_directory(LabPaths(tmp_path / "open" / below))
 
-    def test_a_directory_below_one_open_to_all_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "open").mkdir()
-        (tmp_path / "open").chmod(0o777)
 
-        with pytest.raises(ConfigError, match="other users can replace it, since all can write to"):
-            make_directory(LabPaths(tmp_path / "open/lab"))
+@pytest.mark.parametrize(
+    "text", ['{"name": "the experiments lab"}', "null", '{"format": 1, "set', "\xff"]
+)
+def test_a_foreign_lab_json_makes_no_lab(paths: LabPaths, text: str) -> None:
+    paths.root.mkdir()
+    paths.record.write_text(text, encoding="latin-1")
+    (paths.root / "db").mkdir()
+    (paths.root / "thesis.tex").touch()
+    before = paths.root.stat().st_mode
 
-    @pytest.mark.parametrize(
-        "text", ['{"name": "the experiments lab"}', "null", '{"format": 1, "set', "\xff"]
-    )
-    def test_a_foreign_lab_json_makes_no_lab(self, paths: LabPaths, text: str) -> None:
-        paths.root.mkdir()
-        paths.record.write_text(text, encoding="latin-1")
-        (paths.root / "db").mkdir()
-        (paths.root / "thesis.tex").touch()
-        before = paths.root.stat().st_mode
-
-        with pytest.raises(
-            ConfigError, match="contains files that do not belong to a lab, such as db"
-        ):
-            make_directory(paths)
-        assert Lab(paths).down() == 0
-        assert {one.name for one in paths.root.iterdir()} == {"lab.json", "db", "thesis.tex"}
-        assert paths.root.stat().st_mode == before
+    with pytest.raises(ConfigError, match="files that do not belong to a lab, such as db"):
+        make_directory(paths)
+    assert Lab(paths).down() == 0
+    assert {one.name for one in paths.root.iterdir()} == {"lab.json", "db", "thesis.tex"}
+    assert paths.root.stat().st_mode == before

@@ -39,11 +39,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("given", "message", "hint"),
     [
-        (
-            "trixi",
-            "'trixi' is not a Debian release that debootstrap knows",
-            "did you mean 'trixie'",
-        ),
+        ("trixi", "'trixi' is not a Debian release that debootstrap", "did you mean 'trixie'"),
         ("debian-common", "'debian-common' is not a Debian release", "known: sid, trixie"),
         ("programs", "'programs' is not a Debian release", "write the directory as './programs'"),
         ("./nowhere", "--slurm: ./nowhere is not a directory", "unpack an image"),
@@ -61,7 +57,7 @@ def test_an_unknown_release_or_directory_is_refused_with_a_way_out(
     assert hint in caught.value.hint
 
 
-def test_a_root_without_slurm_is_refused_with_what_it_lacks(
+def test_a_root_without_slurm_and_a_link_that_leads_out_of_it_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
@@ -74,10 +70,6 @@ def test_a_root_without_slurm_is_refused_with_what_it_lacks(
         check_programs(accounting=False, root=str(tmp_path))
 
     assert "a directory with usr, etc and an installed Slurm" in caught.value.hint
-
-
-def test_a_link_that_leads_out_of_a_root_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home").symlink_to("/elsewhere")
-
     with pytest.raises(ConfigError, match="a symbolic link at /home/ada leads out of this"):
         entering(tmp_path, [Path("/home/ada")])

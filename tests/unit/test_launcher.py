@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from hpc_toolkit.cli.training import PANELS
 from hpc_toolkit.errors import ConfigError
@@ -31,26 +30,16 @@ from hpc_toolkit.training.launch.ranks import Ranks, _File, _Terminal
 from hpc_toolkit.training.launch.rendezvous import Place
 from hpc_toolkit.training.progress import Outcome
 from tests.integration.realrun import wait_until
-from tests.unit.jobcommands import call
+from tests.unit.jobcommands import call, refused
 
-SRUN = {
-    "SLURM_JOB_ID": "12",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_PROCID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_LOCALID": "0",
-}
+SRUN = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+SRUN |= {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
 
 
-def plan_of(step: Step | None = None, run_dir: str | None = None, **options: Any) -> Plan:
-    request = Request(
-        script="train.py", options=options, run_dir=Path(run_dir) if run_dir else None
-    )
-    return make_plan(request, step=step, ranks=2, backend="gloo")
-
-
-# Options
+def plan_of(run_dir: str | None = None, **options: Any) -> Plan:
+    directory = Path(run_dir) if run_dir else None
+    request = Request(script="train.py", options=options, run_dir=directory)
+    return make_plan(request, step=None, ranks=2, backend="gloo")
 
 
 @pytest.mark.torch
@@ -85,18 +74,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     return found
 
 
-def called(words: str) -> Result:
-    return call("launch", *words.split())
-
-
 @pytest.mark.parametrize("word", ["--nproc_per_node=8", "--nnodes", "--max-restarts=3"])
 def test_an_option_of_the_launcher_after_the_script_is_refused(
     word: str, asked: list[Request]
 ) -> None:
-    error = called(f"train.py --lr 1 {word}").exception
-    called(f"train.py -- --lr 1 {word}")
+    error = refused("launch", *f"train.py --lr 1 {word}".split())
+    call("launch", *f"train.py -- --lr 1 {word}".split())
 
-    assert isinstance(error, ConfigError)
     assert error.message == f"{word} comes after the script, which would get it"
     assert error.hint.startswith(f"hpctk launch {word} ... train.py")
     assert [request.arguments for request in asked] == [("--lr", "1", word)]
@@ -116,7 +100,7 @@ def test_a_separator_behind_the_script_is_dropped_where_torchrun_drops_it(
 ) -> None:
     run = pytest.importorskip("torch.distributed.run")
 
-    called(words)
+    call("launch", *words.split())
     torchrun = run.parse_args(words.split())
 
     assert [(one.script, one.arguments) for one in asked] == [
@@ -163,53 +147,36 @@ def test_what_cannot_start_is_refused_before_anything_does(
         check_request(replace(good, **changes))
 
 
-# What srun says
-
-
 def test_a_step_is_read_from_sruns_variables_and_there_is_none_outside() -> None:
     step = Step.from_environ({**SRUN, "SLURM_RESTART_COUNT": "3"})
+    tasks = {"SLURM_STEP_TASKS_PER_NODE": "4(x2),2", "SLURM_PROCID": "9"}
+    uneven = Step.from_environ({**SRUN, **tasks, "SLURM_NODEID": "2", "SLURM_LOCALID": "1"})
 
     assert step is not None
     assert (step.task, step.node, step.local, step.tasks) == (1, 1, 0, (1, 1))
     assert (step.name, step.per_node) == ("12.3.0", True)
     for outside in ({}, *({**SRUN, "SLURM_STEP_ID": one} for one in ("", "batch", "extern"))):
         assert Step.from_environ(outside) is None
-
-
-def test_an_uneven_step_has_the_ranks_of_each_node() -> None:
-    environ = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x2),2", "SLURM_PROCID": "9"}
-
-    step = Step.from_environ({**environ, "SLURM_NODEID": "2", "SLURM_LOCALID": "1"})
-
-    assert step is not None
-    assert step.tasks == (4, 4, 2)
-    assert not step.per_node
-    plan = task_plan(Request(script="a", run_dir=Path("R")), step, backend="gloo")
+    assert uneven is not None
+    assert (uneven.tasks, uneven.per_node) == ((4, 4, 2), False)
+    plan = task_plan(Request(script="a", run_dir=Path("R")), uneven, backend="gloo")
     assert (plan.form, plan.nodes, plan.node_rank, plan.ranks) == ("task", 3, 2, 2)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value"),
     [
-        {"SLURM_PROCID": "x"},
-        {"SLURM_NODEID": "2"},
-        {"SLURM_LOCALID": "1"},
-        {"SLURM_PROCID": "2"},
-        {"SLURM_STEP_TASKS_PER_NODE": ""},
+        *(("PROCID", "x"), ("NODEID", "2"), ("LOCALID", "1"), ("PROCID", "2")),
+        ("STEP_TASKS_PER_NODE", ""),
     ],
-    ids=str,
 )
-def test_variables_that_contradict_each_other_are_refused(wrong: dict[str, str]) -> None:
+def test_variables_that_contradict_each_other_are_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="SLURM_"):
-        Step.from_environ({**SRUN, **wrong})
+        Step.from_environ({**SRUN, f"SLURM_{name}": value})
 
 
-# What becomes of both
-
-
-def translated(run_dir: str | None = None, **options: Any) -> Plan:
-    checked = check_request(Request(script=__file__, options=options)).options
-    return plan_of(None, run_dir, **checked)
+def translated(**options: Any) -> Plan:
+    return plan_of(**check_request(Request(script=__file__, options=options)).options)
 
 
 @pytest.mark.parametrize(
@@ -234,17 +201,10 @@ def test_an_endpoint_of_torchrun_is_the_address_of_node_0(
     ("options", "told"),
     [
         ({"nnodes": 2}, "2 nodes need a shared directory"),
-        ({"nnodes": 2, "run_dir": "R"}, "need an --rdzv-id"),
-        (
-            {"nnodes": 2, "node_rank": 2, "master_addr": "n"},
-            "--node-rank 2 is not one of the 2 nodes",
-        ),
+        ({"nnodes": 2, "node_rank": 2, "master_addr": "n"}, "2 is not one of the 2 nodes"),
         ({"nnodes": 2, "standalone": True}, "--standalone works on one node"),
         ({"nnodes": 2, "rdzv_endpoint": "n"}, "--rdzv-endpoint: 2 nodes need numbers"),
-        (
-            {"nnodes": 2, "rdzv_endpoint": "n", "master_addr": "n"},
-            "--rdzv-endpoint and --master-addr exclude each other",
-        ),
+        ({"rdzv_endpoint": "n", "master_addr": "n"}, "--rdzv-endpoint and --master-addr exclude"),
         ({"nnodes": "1:2"}, "--nnodes 1:2: the number of nodes cannot change here"),
         ({"local_ranks_filter": "0:1"}, "'0:1' is not a list of numbers from 0"),
     ],
@@ -253,9 +213,8 @@ def test_an_endpoint_of_torchrun_is_the_address_of_node_0(
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         translated(**options)
-
-
-# Output
+    with pytest.raises(ConfigError, match="need an --rdzv-id"):
+        plan_of("R", nnodes=2)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -65,16 +65,9 @@ def rounds_of(
     passing: bool = False,
 ) -> Rounds:
     """One node's part; with ``passing`` time passes while it waits for others, who never come."""
-    plan = Plan(
-        form="agent",
-        launch="12.0.0",
-        nodes=nodes,
-        node_rank=node,
-        ranks=node + 1,
-        backend="gloo",
-        meeting="directory",
-        start_timeout_s=60,
-    )
+    of: dict[str, Any] = {"form": "agent", "launch": "12.0.0", "meeting": "directory"}
+    of |= {"nodes": nodes, "node_rank": node, "ranks": node + 1, "backend": "gloo"}
+    plan = Plan(**of, start_timeout_s=60)
     return Rounds(
         plan=plan,
         store=store,
@@ -115,25 +108,6 @@ def pair() -> Pair:
     first, second = (rounds_of(store, node, 2, clock) for node in range(2))
     together(first, second)
     return Pair(store, clock, first, second)
-
-
-# The run directory
-
-
-def test_the_address_of_an_earlier_start_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    clock = ManualClock()
-    publish(tmp_path / "rendezvous" / "12.0.0", Address("n0", 1))
-
-    with pytest.raises(RunError, match=r"did not publish its address as .*12\.1\.0"):
-        find(
-            tmp_path / "rendezvous" / "12.1.0",
-            timeout_s=30,
-            monotonic=clock.monotonic,
-            sleep=clock.advance,
-        )
-
-
-# Rounds
 
 
 def test_a_node_that_wants_a_new_round_is_seen_by_the_others(pair: Pair) -> None:
@@ -185,13 +159,18 @@ def test_a_node_in_the_place_of_a_lost_one_is_in_the_next_round_with_the_others(
     assert first.number == place.number == 2
 
 
-def test_a_node_that_does_not_come_is_named() -> None:
+def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
     store, clock = SharedStore(), ManualClock()
 
     with pytest.raises(RunError, match="node 1, 2 of 3 did not come within 1 min 00 s"):
         rounds_of(store, 0, 3, clock, passing=True).join()
     with pytest.raises(RunError, match="node 0 of 2 did not come within"):
         rounds_of(SharedStore(), 1, 2, clock, passing=True).join()
+    # The address of an earlier start is not taken for this one.
+    place = tmp_path / "rendezvous"
+    publish(place / "12.0.0", Address("n0", 1))
+    with pytest.raises(RunError, match=r"did not publish its address as .*12\.1\.0"):
+        find(place / "12.1.0", timeout_s=30, monotonic=clock.monotonic, sleep=clock.advance)
 
 
 def test_node_0_holds_the_store_until_those_that_came_have_left(pair: Pair) -> None:

@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from hpc_toolkit.cli import runs
-from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import layout
 from hpc_toolkit.rundir.layout import (
@@ -27,20 +24,15 @@ from hpc_toolkit.rundir.layout import (
     read_manifest,
 )
 from hpc_toolkit.rundir.trust import check_trust, trusted_file
+from tests.unit.jobcommands import call
 
+WORKLOAD = WorkloadSpec(function="m:f", options={"a": [1]}, path=("/x",))
+LIMITS: dict[str, Any] = {"max_attempts": 7, "timeout_s": 2.5, "max_failures": "5%"}
+LIMITS |= {"no_retry": "timeout", "items_per_claim": 4}
 FULL = Manifest(
     run="r",
     stages=(
-        StageSpec(
-            name="items",
-            workload=WorkloadSpec(function="m:f", options={"a": [1]}, path=("/x",)),
-            group_by="g",
-            max_attempts=7,
-            timeout_s=2.5,
-            max_failures="5%",
-            no_retry="timeout",
-            items_per_claim=4,
-        ),
+        StageSpec(name="items", workload=WORKLOAD, group_by="g", **LIMITS),
         StageSpec(name="more", workload=WorkloadSpec(command="echo {a}")),
     ),
     campaign={"name": "c"},
@@ -54,17 +46,20 @@ def written(root: Path, content: bytes) -> Path:
 
 
 def changed(**keys: Any) -> bytes:
-    record = json.loads(FULL.to_bytes())
-    record.update(keys)
-    return json.dumps({k: v for k, v in record.items() if v != "absent"}).encode()
+    """The manifest with other values; None removes a key."""
+    record = {**json.loads(FULL.to_bytes()), **keys}
+    return json.dumps({key: one for key, one in record.items() if one is not None}).encode()
+
+
+def with_stages(**keys: Any) -> bytes:
+    stages = [{**stage, **keys} for stage in json.loads(FULL.to_bytes())["stages"]]
+    return changed(stages=[{k: v for k, v in one.items() if v != "absent"} for one in stages])
 
 
 def test_a_manifest_of_an_earlier_version_retries_timeouts(tmp_path: Path) -> None:
-    record = json.loads(FULL.to_bytes())
-    for stage in record["stages"]:
-        del stage["no_retry"], stage["items_per_claim"]
+    old = with_stages(no_retry="absent", items_per_claim="absent")
 
-    manifest = read_manifest(written(tmp_path, json.dumps(record).encode()))
+    manifest = read_manifest(written(tmp_path, old))
 
     assert [stage.no_retry for stage in manifest.stages] == [None, None]
 
@@ -86,45 +81,32 @@ def test_what_is_not_a_run_is_refused_and_the_run_nearby_named(tmp_path: Path) -
         assert hint in caught.value.hint
 
 
-def test_a_run_of_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
-    written(tmp_path, changed(format=FORMAT + 1))
-
-    with pytest.raises(
-        RunError, match=f"format {FORMAT + 1}; this hpctk reads .* up to {FORMAT}"
-    ) as caught:
-        read_manifest(tmp_path)
-
-    assert "upgrade" in caught.value.hint
-
-
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message", "hint"),
     [
-        FULL.to_bytes()[:-20],
-        b"[]",
-        b"\xff\xfe",
-        changed(stages=[{"name": "items"}]),
-        changed(provenance="absent"),
+        *((text, "is damaged", "") for text in (FULL.to_bytes()[:-20], b"[]", b"\xff\xfe")),
+        (changed(stages=[{"name": "items"}]), "is damaged", ""),
+        (changed(provenance=None), "is damaged", ""),
+        # The name of a stage is that of a directory of the run.
+        *(
+            (with_stages(name=name), "is damaged: (Value|Type)Error", "")
+            for name in ("../../../outside", "/outside", "..", "", "a.b", "a\n", "x" * 65, 7)
+        ),
+        (
+            changed(format=FORMAT + 1),
+            f"format {FORMAT + 1}; this hpctk reads .* up to {FORMAT}",
+            "upgrade",
+        ),
     ],
 )
-def test_a_damaged_manifest_is_said_to_be_damaged(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(RunError, match=r"run\.json is damaged"):
+def test_a_damaged_manifest_and_one_of_a_newer_format_are_refused(
+    tmp_path: Path, content: bytes, message: str, hint: str
+) -> None:
+    with pytest.raises(RunError, match=rf"run\.json.* {message}") as caught:
         read_manifest(written(tmp_path, content))
 
-
-@pytest.mark.parametrize(
-    "name", ["../../../outside", "/outside", "..", "", "a.b", "a\n", "x" * 65, 7]
-)
-def test_a_stage_whose_name_is_no_directory_of_the_run_is_refused(
-    tmp_path: Path, name: object
-) -> None:
-    record = json.loads(FULL.to_bytes())
-    record["stages"][0]["name"] = name
-
-    with pytest.raises(RunError, match=r"run\.json is damaged: (Value|Type)Error") as caught:
-        read_manifest(written(tmp_path, json.dumps(record).encode()))
-
     assert caught.value.hint
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -146,25 +128,20 @@ def test_a_run_whose_filesystem_does_not_answer_is_worth_another_try(
     assert ("try again" in caught.value.hint) == (exit_code == 75)
 
 
-def test_check_trust_accepts_a_run_of_ones_own_and_names_a_group_that_can_write(
-    tmp_path: Path,
+@pytest.mark.parametrize("which", ["", "run.json"])
+def test_a_run_of_ones_own_is_trusted_unless_everybody_can_write_it(
+    tmp_path: Path, which: str
 ) -> None:
     written(tmp_path, FULL.to_bytes())
     tmp_path.chmod(0o755)
     assert check_trust(tmp_path) == ""
-
     tmp_path.chmod(0o775)
     assert "writable by its group" in check_trust(tmp_path)
 
-
-@pytest.mark.parametrize("which", ["", "run.json"])
-def test_check_trust_refuses_what_everybody_can_write(tmp_path: Path, which: str) -> None:
-    written(tmp_path, FULL.to_bytes())
     (tmp_path / which).chmod(0o777)
 
     with pytest.raises(RunError, match="world-writable") as caught:
         check_trust(tmp_path)
-
     assert caught.value.hint == f"chmod o-w {str(tmp_path / which)!r}"
 
 
@@ -180,12 +157,6 @@ def test_check_trust_refuses_the_run_of_another_user(
     with pytest.raises(RunError, match=f"belongs to user {owner}") as caught:
         check_trust(tmp_path)
     assert f"hpctk trust {str(tmp_path)!r}" in caught.value.hint
-
-
-def trust(*words: str) -> Result:
-    app = Commands(help="")
-    app.add(runs.trust)
-    return CliRunner().invoke(app, ["trust", *words])
 
 
 @pytest.fixture
@@ -207,47 +178,35 @@ def test_a_trusted_run_is_accepted_until_it_is_removed(
 ) -> None:
     words = tuple(word.format(run=foreign) for word in words)
 
-    said = trust(*words)
+    said = call("trust", *words)
 
     assert (said.exit_code, len(said.stdout.splitlines())) == (0, 1)
     assert check_trust(foreign) == ""
-    assert trust(*words, "--remove").stdout == ""
+    trusted_file().chmod(0o664)
+    with pytest.raises(ConfigError, match="can be changed by other users"):
+        check_trust(foreign)
+    trusted_file().chmod(0o600)
+    assert call("trust", *words, "--remove").stdout == ""
     with pytest.raises(RunError, match="belongs to user"):
         check_trust(foreign)
 
 
-def test_a_list_of_the_trusted_that_others_can_change_is_refused(foreign: Path) -> None:
-    trust(str(foreign))
-    trusted_file().chmod(0o664)
-
-    with pytest.raises(ConfigError, match="can be changed by other users"):
-        check_trust(foreign)
-
-
-def test_find_run_prefers_the_argument_then_the_variable_then_the_only_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "only").mkdir(parents=True)
-    written(tmp_path / "runs" / "only", FULL.to_bytes())
-
-    assert find_run("given", {"HPCTK_RUN": "named"}) == Path("given")
-    assert find_run(None, {"HPCTK_RUN": "named"}) == Path("named")
-    assert find_run(None, {}) == Path("runs/only")
-
-
-def test_find_run_without_a_choice_lists_what_there_is(
+def test_a_run_is_the_argument_the_variable_or_the_only_one_in_this_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no run is named.* contains: none"):
         find_run(None, {})
+    (tmp_path / "runs/no-run").mkdir(parents=True)
+    (tmp_path / "runs/b").mkdir()
+    written(tmp_path / "runs/b", FULL.to_bytes())
 
-    for name in ("b", "a"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        written(tmp_path / "runs" / name, FULL.to_bytes())
-    (tmp_path / "runs" / "no-run").mkdir()
+    assert find_run("given", {"HPCTK_RUN": "named"}) == Path("given")
+    assert find_run(None, {"HPCTK_RUN": "named"}) == Path("named")
+    assert find_run(None, {}) == Path("runs/b")
 
+    (tmp_path / "runs/a").mkdir()
+    written(tmp_path / "runs/a", FULL.to_bytes())
     assert all_runs() == [Path("runs/a"), Path("runs/b")]
     with pytest.raises(ConfigError, match="contains: runs/a, runs/b") as caught:
         find_run(None, {})

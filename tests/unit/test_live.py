@@ -24,30 +24,20 @@ def worker(name: str, state: str = ALIVE, **changes: Any) -> WorkerLine:
     return WorkerLine(name=name, state=state, **{**facts, **changes})
 
 
-def live(hosts: int = 62, text: str = "", *, now: Any = (), **changes: Any) -> Live:
+def live(hosts: int = 62, text: str = "", **changes: Any) -> Live:
     """A run with three kinds of failures, and eight workers on each of many hosts."""
     errors = ("CUDA out of memory", "loss is nan at step", "[Errno #] Input/output error: 'PATH'")
     failures = [
         Failures(f"RuntimeError: {error}{text}", 200, item=17, example={"n": 1}, hosts={"n1": 200})
         for error in errors
     ]
-    status = Status(
-        run=f"runs/bench{text}",
-        stages={"items": StageCounts(total=1000, pending=300, running=90, done=400, failed=210)},
-        workers=WorkerCounts(alive=hosts * 8 - 1, dead=1),
-        rate_per_s=3.2,
-        eta_s=28.0,
-        eta_low_s=25.0,
-        eta_high_s=32.0,
-        elapsed_s=3600.0,
-        complete=False,
-        deaths=0,
-        published=False,
-        reason="",
-        failures=[one.to_json() for one in failures],
-        throughput={"done": [1.0, 2.0, 5.0, 3.0] * 20},
-        **dict(now),
-    )
+    counts = StageCounts(total=1000, pending=300, running=90, done=400, failed=210)
+    facts: dict[str, Any] = {"run": f"runs/bench{text}", "stages": {"items": counts}}
+    facts |= {"workers": WorkerCounts(alive=hosts * 8 - 1, dead=1), "elapsed_s": 3600.0}
+    facts |= {"rate_per_s": 3.2, "eta_s": 28.0, "eta_low_s": 25.0, "eta_high_s": 32.0}
+    facts |= {"complete": False, "deaths": 0, "published": False, "reason": ""}
+    facts["throughput"] = {"done": [1.0, 2.0, 5.0, 3.0] * 20}
+    status = Status(**facts, failures=[one.to_json() for one in failures])
     lines = [
         HostLine(f"gpu{host:03}", tuple(worker(f"gpu{host:03}-{n}{text}") for n in range(8)))
         for host in range(hosts - 1)

@@ -122,16 +122,6 @@ class Tensor:
     """Something large."""
 
 
-def fail_with_locals(kept: list[weakref.ref[Tensor]]) -> None:
-    large = Tensor()
-    kept.append(weakref.ref(large))
-    try:
-        raise OutOfMemoryError
-    except OutOfMemoryError as error:
-        message = "wrapped"
-        raise MemoryError(message) from error
-
-
 def test_what_the_failed_call_held_is_free_when_on_oom_is_asked() -> None:
     kept: list[weakref.ref[Tensor]] = []
     seen: list[Tensor | None] = []
@@ -141,42 +131,33 @@ def test_what_the_failed_call_held_is_free_when_on_oom_is_asked() -> None:
             seen.append(kept[0]())
             return False
 
-    failure: BaseException | None = None
+    def fail_with_locals() -> None:
+        large = Tensor()
+        kept.append(weakref.ref(large))
+        try:
+            raise OutOfMemoryError
+        except OutOfMemoryError as error:
+            message = "wrapped"
+            raise MemoryError(message) from error
+
     try:
-        fail_with_locals(kept)
+        fail_with_locals()
     except MemoryError as error:
-        failure = error
-    assert failure is not None
-    Shrinking(Looking()).ask(failure, None, [{}], 0)
+        Shrinking(Looking()).ask(error, None, [{}], 0)
 
     assert seen == [None]
 
 
 @pytest.mark.torch
-def test_what_torch_says_of_the_hosts_memory_is_known() -> None:
+def test_what_torch_says_of_the_hosts_memory_and_of_a_gpus_is_known() -> None:
     torch = pytest.importorskip("torch")
 
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
 
     assert out_of(caught.value) == "oom"
-
-
-@pytest.mark.torch
-def test_torchs_error_about_a_gpu_is_known() -> None:
-    torch = pytest.importorskip("torch")
-
     # A stand-in: torch for CPUs has the class, and no GPU raises it here.
     assert out_of(torch.cuda.OutOfMemoryError("CUDA out of memory.")) == "gpu_oom"
-
-
-def failures(command: str) -> list[Exception]:
-    found: list[Exception] = []
-    try:
-        list(CommandWorkload(command).run(None, iter([{}])))
-    except (MemoryError, RuntimeError) as error:
-        found.append(error)
-    return found
 
 
 TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -198,10 +179,13 @@ TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
 def test_the_memory_that_a_command_lacked_is_recognised_by_its_stderr(
     stderr: str, memory: str, shown: str
 ) -> None:
-    (wrong,) = failures(f"printf %s {shlex.quote(stderr)} >&2; exit 1")
+    command = CommandWorkload(f"printf %s {shlex.quote(stderr)} >&2; exit 1")
 
-    assert out_of(wrong) == memory
-    assert shown in str(wrong).partition("\n")[0]
+    with pytest.raises((MemoryError, RuntimeError)) as caught:
+        list(command.run(None, iter([{}])))
+
+    assert out_of(caught.value) == memory
+    assert shown in str(caught.value).partition("\n")[0]
 
 
 def test_an_error_whose_attributes_fail_is_only_an_error() -> None:

@@ -1,7 +1,7 @@
 """Every metric on whatever a model may give: in its range or a named error, never NaN.
 
 200 random matrices: wide, long, of two rows, of rank one, zero, with equal rows, with one row far
-away, in float16 to float64, near both ends of float64.
+away, in float16 to float64, near both ends of float64. A GPU gives the same as the CPU.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def arguments(name: str, draws: np.random.Generator, kind: str) -> tuple[list[Any], int, int]:
+def arguments(name: str, draws: np.random.Generator, kind: str) -> tuple[Any, int, int]:
     """What the function of a metric takes, with the number of rows and features."""
     n, d = (int(draws.choice([2, 3, 9, 20, 30])) for _ in range(2))
     shape = (2, n, d) if METRICS[name].scope == "views" else (n, d)
     made = KINDS[kind](draws, draws.normal(size=shape))
-    return [torch.from_numpy(np.ascontiguousarray(made))], n, d
+    return torch.from_numpy(np.ascontiguousarray(made)), n, d
 
 
-def plain(name: str) -> list[Any]:
+def plain(name: str) -> Any:
     """What the function of a metric takes, of a size for which all are defined."""
     made = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 12, 9)))
-    return [made if METRICS[name].scope == "views" else made[0]]
+    return made if METRICS[name].scope == "views" else made[0]
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -76,7 +76,7 @@ def test_a_metric_is_in_its_range_or_says_why_there_is_none(name: str) -> None:
     for seed, kind in zip(range(200), list(KINDS) * 15, strict=False):
         given, n, d = arguments(name, np.random.default_rng(seed), kind)
         try:
-            value = METRICS[name].function(*given)
+            value = METRICS[name].function(given)
         except ValueError as error:
             assert len(str(error).split()) > 4, error  # noqa: PT017 - either outcome is right
             continue
@@ -91,11 +91,11 @@ def test_a_metric_is_in_its_range_or_says_why_there_is_none(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in METRICS if name != "lidar"])
 def test_a_metric_is_unchanged_by_powers_of_two_near_the_ends_of_float64(name: str) -> None:
     given = plain(name)
-    value = float(METRICS[name].function(*given))
+    value = float(METRICS[name].function(given))
 
     for power in (-1000, -500, 500, 1000):
         halves = 2.0 ** (power // 2)
-        assert float(METRICS[name].function(*(one * halves * halves for one in given))) == value
+        assert float(METRICS[name].function(given * halves * halves)) == value
 
 
 @pytest.mark.parametrize("name", [n for n in METRICS if METRICS[n].scope in ("prompt", "tokens")])
@@ -116,19 +116,17 @@ def test_padding_changes_nothing_even_if_it_is_no_number(name: str) -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_leaves_its_input_alone_whatever_torch_tracks_of_it(name: str) -> None:
     given = plain(name)
-    before = [one.clone() for one in given]
+    before = given.clone()
     with torch.inference_mode():
-        inferred = [one.clone() for one in given]
-    tracked = [one.clone().requires_grad_() for one in given]
-    value = float(METRICS[name].function(*given))
+        inferred = given.clone()
+    value = float(METRICS[name].function(given))
 
-    assert float(METRICS[name].function(*inferred)) == value
-    found = METRICS[name].function(*tracked)
+    assert float(METRICS[name].function(inferred)) == value
+    found = METRICS[name].function(given.clone().requires_grad_())
 
     assert (float(found), found.requires_grad) == (value, False)
-    for one, after, other in zip(before, given, inferred, strict=True):
-        assert torch.equal(one, after)
-        assert torch.equal(one, other)
+    assert torch.equal(before, given)
+    assert torch.equal(before, inferred)
 
 
 def test_standard_metrics_need_no_more_than_two_prompts_of_three_tokens() -> None:
@@ -150,37 +148,37 @@ def test_every_function_of_the_package_is_registered_or_a_part_of_one() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_numbers_that_are_not_finite_or_not_real_are_named(name: str) -> None:
     given, _, _ = arguments(name, np.random.default_rng(0), "normal")
-    given[0].view(-1)[0] = math.nan
+    given.view(-1)[0] = math.nan
 
     with pytest.raises(ValueError, match="holds NaN or infinite values"):
-        METRICS[name].function(*given)
+        METRICS[name].function(given)
     with pytest.raises(ValueError, match=r"needs real numbers, got torch\.complex128"):
-        METRICS[name].function(*(one.to(torch.complex128) for one in plain(name)))
+        METRICS[name].function(plain(name).to(torch.complex128))
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_of_another_type_is_that_of_the_same_numbers_in_float64(name: str) -> None:
     for kind in (torch.bfloat16, torch.float16, torch.uint8):
-        given = [(one * 16).abs().to(kind) for one in plain(name)]
+        given = (plain(name) * 16).abs().to(kind)
 
-        got = METRICS[name].function(*given)
+        got = METRICS[name].function(given)
 
         assert got.dtype == torch.float64
-        assert float(got) == float(METRICS[name].function(*(one.double() for one in given)))
+        assert float(got) == float(METRICS[name].function(given.double()))
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_of_a_batch_is_that_of_each_alone(name: str) -> None:
     draws = np.random.default_rng(4)
     shape = (3, 2, 12, 9) if METRICS[name].scope == "views" else (3, 12, 9)
-    given = [torch.from_numpy(draws.normal(size=shape)) for _ in plain(name)]
+    given = torch.from_numpy(draws.normal(size=shape))
 
-    together = METRICS[name].function(*given)
+    together = METRICS[name].function(given)
 
-    alone = [float(METRICS[name].function(*parts)) for parts in zip(*given, strict=True)]
+    alone = [float(METRICS[name].function(one)) for one in given]
     assert together.shape == (3,)
     assert together.tolist() == pytest.approx(alone, rel=1e-12)
-    assert METRICS[name].function(*(one[:0] for one in given)).shape == (0,)
+    assert METRICS[name].function(given[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].fewest > 1])
@@ -190,9 +188,32 @@ def test_a_metric_is_defined_from_its_fewest_rows_on(name: str) -> None:
 
     def of(n: int) -> float:
         shape = (2, n, 30) if METRICS[name].scope == "views" else (n, 30)
-        made = [torch.from_numpy(draws.normal(size=shape)) for _ in plain(name)]
-        return float(METRICS[name].function(*made))
+        return float(METRICS[name].function(torch.from_numpy(draws.normal(size=shape))))
 
     assert math.isfinite(of(fewest))
     with pytest.raises(ValueError, match=r"at least|needs|equal"):
         of(fewest - 1)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_on_a_gpu_is_that_on_the_cpu(name: str) -> None:
+    shape = (4, 300, 200) if METRICS[name].scope == "views" else (300, 200)
+    on_cpu = torch.from_numpy(np.random.default_rng(0).normal(size=shape))
+
+    value = METRICS[name].function(on_cpu.cuda())
+
+    assert value.is_cuda
+    assert value.dtype == torch.float64
+    assert float(value) == pytest.approx(float(METRICS[name].function(on_cpu)), rel=1e-9)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [n for n in METRICS if METRICS[n].scope in ("prompt", "tokens")])
+def test_lengths_may_be_on_the_cpu(name: str) -> None:
+    z = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 9, 6)))
+    lengths = torch.tensor([9, 3, 5])
+
+    got = METRICS[name].function(z.cuda(), lengths)
+
+    assert got.tolist() == pytest.approx(METRICS[name].function(z, lengths).tolist(), rel=1e-9)

@@ -49,8 +49,5 @@ def test_the_guide_says_what_a_metric_is_given_and_its_range(name: str) -> None:
     assert given.startswith(GIVEN[METRICS[name].scope])
     assert told.startswith(METRICS[name].about.rpartition(": ")[2].replace("..", " to "))
     assert set(re.findall(r"[a-z]\w*", cost)) <= {"n", "d", "q", "d1", "d2", "min", "max"}
-
-
-@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].fewest > 3])
-def test_the_guide_says_how_many_prompts_a_metric_takes(name: str) -> None:
-    assert f"at least {METRICS[name].fewest} prompts" in GUIDE.read_text(encoding="utf-8")
+    fewest = METRICS[name].fewest
+    assert fewest <= 3 or f"at least {fewest} prompts" in GUIDE.read_text(encoding="utf-8")

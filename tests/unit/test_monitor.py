@@ -16,34 +16,27 @@ from hpc_toolkit.training import monitor
 from hpc_toolkit.training.monitor import Sampler, record
 
 
-class FakeNvml:
-    """Stands for pynvml on a host with two GPUs, of which the second tells no load."""
+class NotSupportedError(Exception):
+    """The library's own."""
 
-    class NVMLError(Exception):
-        """The library's own."""
 
-    def __init__(self) -> None:
-        self.shut = 0
+def busy(gpu: int) -> Any:
+    if gpu == 1:
+        raise NotSupportedError
+    return SimpleNamespace(gpu=90)
 
-    def nvmlInit(self) -> None:  # noqa: N802
-        """The library is there."""
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.shut += 1
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(used=(handle + 1) << 30)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
-        if handle == 1:
-            raise self.NVMLError("Not Supported")
-        return SimpleNamespace(gpu=90)
+def fake_nvml(shut: list[bool]) -> Any:
+    """Stand for pynvml on a host with two GPUs, of which the second tells no load."""
+    return SimpleNamespace(
+        NVMLError=NotSupportedError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: shut.append(True),
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=(handle + 1) << 30),
+        nvmlDeviceGetUtilizationRates=busy,
+    )
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -54,9 +47,10 @@ def test_a_sample_tells_cpus_memory_and_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "INTERVAL_S", 1e-9)  # so short that none is left out
-    nvml, left = FakeNvml(), iter((False, False, True))
+    shut: list[bool] = []
+    left = iter((False, False, True))
 
-    record(Sampler(nvml=nvml), tmp_path / "m.jsonl", lambda _wait_s: next(left))
+    record(Sampler(nvml=fake_nvml(shut)), tmp_path / "m.jsonl", lambda _wait_s: next(left))
 
     header, *samples = lines_of(tmp_path / "m.jsonl")
     assert header["pid"] == os.getpid()
@@ -69,7 +63,7 @@ def test_a_sample_tells_cpus_memory_and_gpus(
         {"busy_percent": 90, "memory_used_bytes": 1 << 30},
         {"busy_percent": None, "memory_used_bytes": 2 << 30},
     ]
-    assert nvml.shut == 1
+    assert shut == [True]
 
 
 WATCHED = """

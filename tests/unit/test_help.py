@@ -25,6 +25,7 @@ from hpc_toolkit.cli.render import MANIFEST_PANELS, manifest_command
 from hpc_toolkit.cli.scriptoptions import PANELS
 from hpc_toolkit.engines.kubernetes import KINDS, ManifestSpec, render_manifest
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.render.script import template_names
 from hpc_toolkit.system.options import by_name
 from tests import manpage
 from tests.documents import REPOSITORY, USER_DOCS
@@ -93,6 +94,13 @@ def test_the_options_of_every_example_are_there() -> None:
             command.make_parser(context).parse_args(rest)
             seen += 1
     assert seen > len(VISIBLE)
+
+
+def test_the_help_names_every_template() -> None:
+    (said,) = re.findall(r"(work-queue, .*) or train-\.\.\.", helped("render", width=200))
+    assert sorted(re.split(", | or ", said)) == [
+        name for name in template_names() if not name.startswith("train-")
+    ]
 
 
 @pytest.mark.parametrize("name", ["", *sorted(COMMANDS)])

@@ -56,6 +56,7 @@ hpctk lab up --nodes "$NODES"
 eval "$(hpctk lab env)"
 sinfo
 sbatch --wait hello.sbatch
+cat slurm/logs/command-*.out
 # A list of items as a job: its ranks are the workers.
 hpctk init runs/job --workload squares:square --count "$COUNT"
 hpctk submit --run runs/job --nodes "$NODES" --ntasks-per-node 2

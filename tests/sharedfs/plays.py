@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from tests.sharedfs.ceph import CephFS
@@ -107,6 +109,8 @@ class Plays:
         self._threads = ThreadPoolExecutor(max_workers=6 * len(filesystems))
         self._examined: dict[tuple[Size, str], Future[Examined]] = {}
         self._outcomes: dict[tuple[Scenario, Size, str], Future[Outcome]] = {}
+        self._turns: defaultdict[tuple[Scenario, str], Lock] = defaultdict(Lock)
+        """Of two sizes on one filesystem, either would meet a host that the other has cut off."""
 
     def outcome(self, scenario: Scenario, size: Size, name: str) -> Outcome:
         """What a scenario of a size came to on one filesystem."""
@@ -163,13 +167,14 @@ class Plays:
     def _play(self, scenario: Scenario, size: Size, name: str) -> Outcome:
         if scenario in _EXAMINED_BEFORE:
             self._examined[size, name].result()
-        if scenario is proven_locks:
-            rehearsal = self._examined[size, name].result().rehearsal
-        else:
-            rehearsal = self._rehearsal(scenario, size, name)
-        try:
-            outcome = scenario(rehearsal)
-        finally:
-            rehearsal.close()
+        with self._turns[scenario, name]:
+            if scenario is proven_locks:
+                rehearsal = self._examined[size, name].result().rehearsal
+            else:
+                rehearsal = self._rehearsal(scenario, size, name)
+            try:
+                outcome = scenario(rehearsal)
+            finally:
+                rehearsal.close()
         MEASURED.append((name, scenario.__name__.replace("_", " "), outcome))
         return outcome

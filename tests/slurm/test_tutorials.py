@@ -56,7 +56,7 @@ def test_a_user_describes_a_cluster_and_sizes_a_job_as_the_tutorial_says(own_lab
         exports += [line for line in block.splitlines() if line.startswith("export ")]
 
     described, examined, _, first, _, planned, _ = said
-    assert "nodes                   4\n" in described
+    assert "kinds 4 l40sx4\n" in described
     assert "n1 and n2" in examined
     assert "complete after" in first.splitlines()[-4], first
     assert "\n4      16 " in planned

@@ -138,7 +138,8 @@ LONG = {
     "arrays": Variant(
         {"MaxArraySize": "5"},
         request=("command", "--array", "0-7", "--nodes", "1", "--mem", "100M", "--time", "5"),
-        says={"draft": "max_array_size = 5", "submit": "0-7 is sent as 2 arrays"},
+        end=None,
+        says={"draft": "max_array_size = 5", "submit": "submit parts: --array 0-4 --array-offset"},
     ),
     "arrays-wrong-file": Variant(
         {"MaxArraySize": "5"},

@@ -82,6 +82,11 @@ class Started:
         """What it wrote to stdout so far."""
         return self._out.read_text()
 
+    def kill(self) -> None:
+        """Kill the command and the processes of its group."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+
     def ended(self, *, limit_s: float = HANG_S) -> Ended:
         """Wait for the end."""
         code = self.process.wait(timeout=limit_s)
@@ -158,6 +163,13 @@ class Hpctk:
         ]
         name = settings.pop("name", "run")
         return Run.create(name, named, workload=workload, **settings)
+
+    def worked(self, *given: Any, workers: int | None = None, **settings: Any) -> Run:
+        """A run as :meth:`make` has it, after 'hpctk work' ended with 0 on it."""
+        run = self.make(*given, **settings)
+        ended = self("work", run.root, *(["--workers", workers] if workers else []))
+        assert ended.code == 0, ended.err
+        return run
 
     def make_sleeping(self, count: int, seconds: float = 0.05, **settings: Any) -> Run:
         """A run of items that sleep and note when they start and end."""

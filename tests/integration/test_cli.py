@@ -120,8 +120,7 @@ def test_try_shows_what_work_records(
 
 
 def test_logs_of_an_item_are_what_it_printed(hpctk: Hpctk) -> None:
-    hpctk.make([{}, {"fail": True}, {}], "sample_workloads:speak", max_attempts=2)
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    hpctk.worked([{}, {"fail": True}, {}], "sample_workloads:speak", max_attempts=2, workers=1)
 
     one = hpctk("logs", "run", "--item", "1")
     as_json = [

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,8 +82,7 @@ def test_items_run_once_and_in_order_through_kills(
         work = hpctk.start("work", "run", "--workers", 4)
         wanted = (number + 1) * len(items) // (kills + 2)
         wait_until(partial(has_done, run, wanted), "results", of=work)
-        os.killpg(work.pid, signal.SIGKILL)
-        work.process.wait()
+        work.kill()
     assert hpctk("work", "run", "--workers", 4).code == 0
 
     now = run.status()

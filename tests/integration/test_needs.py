@@ -132,8 +132,7 @@ def test_units_of_a_dead_worker_are_left_to_workers_that_can_hold_them(hpctk: Hp
     claims = run.paths.stage("items").claims
     first = hpctk.start("work", "run", env=GPU)
     wait_until(lambda: list(claims.iterdir()), "claim", of=first)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.process.wait()
+    first.kill()
 
     assert hpctk("work", "run", env=CPU).code == 75
     assert not list(claims.glob("*.2.lock"))
@@ -201,8 +200,7 @@ def test_items_of_a_graph_are_left_to_workers_that_hold_them_through_kills(hpctk
     no_gpu: dict[str, Any] = {"env": CPU, "first": ""}
     killed = hpctk.start("work", "run", env=GPU)
     wait_until(lambda: len(journal_lines(run, "done")) > 4, "results", of=killed)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.process.wait()
+    killed.kill()
     # What it can hold comes later, of items that no worker has the GPU for yet: it waits.
     waits = hpctk.start("work", "run", "--has", "cpu_only=1", **no_gpu)
     wait_until(lambda: len(workers_of(run)) > 1, "worker", of=waits)

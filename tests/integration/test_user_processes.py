@@ -122,9 +122,9 @@ TRAP = "code={code}; trap 'echo saved; sleep 0.1; exit $code' TERM; while true; 
 def test_command_whose_time_is_up_has_time_for_its_trap_and_still_failed(
     hpctk: Hpctk, code: int
 ) -> None:
-    run = hpctk.make([{"code": code}], None, command=TRAP, timeout_s=0.5, max_attempts=1)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = hpctk.worked(
+        [{"code": code}], None, command=TRAP, timeout_s=0.5, max_attempts=1, workers=1
+    )
 
     row = rows_by_id(run)[0]
     assert (row["state"], row["error"]) == ("failed", "took longer than the timeout of 500 ms")

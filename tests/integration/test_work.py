@@ -87,9 +87,7 @@ def test_item_that_ends_its_executor_costs_a_death_and_no_attempt(
 
 
 def test_item_without_memory_fails_with_an_attempt_and_says_so(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"how": "memory"}], max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{"how": "memory"}], max_attempts=1)
 
     (line,) = journal_lines(run, "failed")
     assert line["oom"] is True
@@ -98,9 +96,7 @@ def test_item_without_memory_fails_with_an_attempt_and_says_so(hpctk: Hpctk) -> 
 
 
 def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpctk: Hpctk) -> None:
-    run = hpctk.make(special_items({"how": "abort"}, at=[1]), items_per_claim=4)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = hpctk.worked(special_items({"how": "abort"}, at=[1]), items_per_claim=4, workers=1)
 
     before = rows_by_id(run)
     assert [number for number, row in before.items() if row["state"] == "failed"] == [1]
@@ -119,11 +115,9 @@ def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpct
 
 
 def test_timeout_ends_the_item_and_not_its_worker(hpctk: Hpctk) -> None:
-    run = hpctk.make(
-        [{}, {"hang": True}, {}], "sample_workloads:hang", timeout_s=0.2, max_attempts=2
+    run = hpctk.worked(
+        [{}, {"hang": True}, {}], "sample_workloads:hang", timeout_s=0.2, max_attempts=2, workers=1
     )
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
 
     rows = rows_by_id(run)
     assert [row["state"] for row in rows.values()] == ["done", "failed", "done"]
@@ -142,17 +136,13 @@ def test_timeout_does_not_count_the_time_of_loading(hpctk: Hpctk, tmp_path: Path
         "    def load(self, group): time.sleep(0.5)\n"
         "    def run(self, context, items): return ({} for _ in items)\n"
     )
-    run = hpctk.make([{}], "slow_import:Slow", timeout_s=0.2, max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{}], "slow_import:Slow", timeout_s=0.2, max_attempts=1)
 
     assert rows_by_id(run)[0]["state"] == "done"
 
 
 def test_permanent_failure_is_not_tried_again(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"permanent": True}, {}], "sample_workloads:fail", max_failures="100%")
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{"permanent": True}, {}], "sample_workloads:fail", max_failures="100%")
 
     rows = rows_by_id(run)
     assert rows[0]["error"] == "the weights are missing (fetch them)"
@@ -165,9 +155,7 @@ def test_class_loads_once_per_group_and_executor(hpctk: Hpctk) -> None:
     # The third item ends the executor, whose successor must load the group again.
     items: list[dict[str, Any]] = [{"g": "ab"[i // 3]} for i in range(6)]
     items[2]["once"] = "crashed"
-    run = hpctk.make(items, "sample_workloads:Grouped", group_by="g")
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = hpctk.worked(items, "sample_workloads:Grouped", group_by="g", workers=1)
 
     groups = sorted(words[1] for words in hpctk.noted("load"))
     assert groups == ["a", "a", "b"]
@@ -176,9 +164,7 @@ def test_class_loads_once_per_group_and_executor(hpctk: Hpctk) -> None:
 
 def test_group_that_cannot_be_loaded_fails_alone(hpctk: Hpctk) -> None:
     items = [{"g": "good"}, {"g": "bad"}, {"g": "bad"}, {"g": "good"}]
-    run = hpctk.make(items, "sample_workloads:Picky", group_by="g", max_attempts=2)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked(items, "sample_workloads:Picky", group_by="g", max_attempts=2)
 
     rows = rows_by_id(run)
     assert [row["state"] for row in rows.values()] == ["done", "failed", "failed", "done"]
@@ -197,7 +183,7 @@ def test_workload_that_yields_too_few_results_fails_the_items_without(
     hpctk: Hpctk, workload: str, error: str
 ) -> None:
     options = {"more": -1} if workload == "Miscounting" else {}
-    run = hpctk.make(
+    run = hpctk.worked(
         [{"g": 1}] * 8,
         f"sample_workloads:{workload}",
         group_by="g",
@@ -206,8 +192,6 @@ def test_workload_that_yields_too_few_results_fails_the_items_without(
         options=options,
         items_per_claim=4,
     )
-
-    assert hpctk("work", "run").code == 0
 
     rows = rows_by_id(run)
     assert rows[3]["state"] == "failed"

@@ -163,9 +163,8 @@ class OutOfMemoryError(RuntimeError):
 class Hungry:
     """Takes ``batch`` items at once; more than ``fits`` of one run out of memory."""
 
-    def __init__(self, *, batch: int = 8, shrinks: bool = True, loads: int = 8) -> None:
+    def __init__(self, *, batch: int = 8, loads: int = 8) -> None:
         self._batch = batch
-        self._shrinks = shrinks
         self._loads = loads
 
     def load(self, group: Any) -> list[int]:
@@ -187,7 +186,7 @@ class Hungry:
         note(items[0], "oom", *(item["id"] for item in items))
         if context is None:
             return self._batch > 0
-        return self._shrinks and [self._batch]
+        return [self._batch]
 
 
 class Miscounting:

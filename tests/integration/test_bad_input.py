@@ -232,39 +232,6 @@ def test_read_only_run_can_be_read_and_says_so_where_it_must_be_written(
     assert_refused(made, "cannot make .*: Read-only file system", hint="permissions")
 
 
-def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:
-    """Invariant I8."""
-    run = hpctk.make_sleeping(6, 0.0)
-    assert hpctk("work", "run").code == 0
-    (journal,) = run.paths.journals.iterdir()
-    lines = journal.read_bytes().splitlines(keepends=True)
-    damaged = lines[0].replace(b'"done"', b'"DONE"')
-    journal.write_bytes(damaged + b"".join(lines[1:-1]) + lines[-1][:20])
-
-    status = hpctk("status", "run", "--json").json
-
-    assert status["stages"]["items"] | {"sealed": True} == {
-        "total": 6,
-        "pending": 1,
-        "running": 0,
-        "claimed": 0,
-        "done": 5,
-        "failed": 0,
-        "retried": 0,
-        "duplicates": 0,
-        "sealed": True,
-        "coming": 0,
-        "waiting": 0,
-        "skipped": 0,
-    }
-    assert any(
-        "line at byte 0 is skipped: wrong checksum" in warning for warning in status["warnings"]
-    )
-    assert any("torn last line (20 bytes" in warning for warning in status["warnings"])
-    assert hpctk("work", "run").code == 0
-    assert {row["state"] for row in Run.open("run").results()} == {"done"}
-
-
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [

@@ -129,17 +129,6 @@ def test_describe_keeps_texts_of_up_to_4000_characters(error: Exception, text: s
     assert len(describe(ValueError("x" * 3989))) < 4_100
 
 
-@pytest.mark.parametrize("code", ["SystemExit(0)", "Unspeakable('text')", "SyntaxError('odd')"])
-def test_try_shows_any_exception_of_an_item(hpctk: Hpctk, code: str) -> None:
-    hpctk.make([{"error": code}], "sample_workloads:raise_strange")
-
-    ended = hpctk("try", "run")
-
-    assert ended.code == 1
-    assert code.partition("(")[0] in ended.err
-    assert "\nerror: the item failed, and nothing was recorded: " in ended.err
-
-
 @pytest.mark.parametrize(
     ("no_retry", "attempts"),
     [("ValueError", 1), ("LookupError, KeyError", 3), ("ArithmeticError,Exception", 1), (None, 3)],

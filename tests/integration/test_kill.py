@@ -50,38 +50,18 @@ def test_killed_worker_is_replaced_within_2_s(hpctk: Hpctk) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def kill_one_inside(hpctk: Hpctk, *, whole: bool) -> list[str]:
-    """Kill a worker, or its executor alone, inside an item; the trace's line of that item."""
-    words = wait_until(lambda: hpctk.noted("start"), "an item to start")[-1]
-    _, _, executor, worker, _ = words
-    os.kill(int(worker if whole else executor), signal.SIGKILL)
-    return words
-
-
 def test_death_on_the_same_host_is_seen_by_the_lock(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(12, 0.2)
     work = hpctk.start("work", "run", "--workers", 2)
 
-    kill_one_inside(hpctk, whole=True)
+    worker = wait_until(lambda: hpctk.noted("start"), "an item to start")[-1][3]
+    os.kill(int(worker), signal.SIGKILL)
 
     assert work.ended().code == 0
     (death,) = journal_lines(run, "death")
     assert (death["evidence"], death["explained"]) == ("lock", "")
     assert {row["attempts"] for row in run.results()} == {1}
     assert len(workers_of(run)) == 3  # the pool replaced it
-
-
-@pytest.mark.slow
-def test_worker_that_lives_on_another_host_is_left_alone(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(1, 2.5)
-    busy = hpctk.start("work", "run", "--lease", "1.5s", env={"HPCTK_HOST": "node-a"})
-    wait_until(lambda: hpctk.noted("start"), "the item to start")
-
-    idle = hpctk("work", "run", "--lease", "1.5s", env={"HPCTK_HOST": "node-b"})
-
-    assert (idle.code, busy.ended().code) == (0, 0)
-    assert not journal_lines(run, "death")
-    assert len(hpctk.noted("start")) == 1
 
 
 @pytest.mark.slow

@@ -44,10 +44,3 @@ def test_item_that_never_fits_is_a_failed_attempt_that_says_oom(hpctk: Hpctk) ->
     )
     assert len(hpctk.noted("start", "1")) == 1 + 8
     assert [row["state"] for row in run.results()] == ["done", "failed", "done"]
-
-
-def test_workload_that_cannot_be_smaller_fails_the_item_once_an_attempt(hpctk: Hpctk) -> None:
-    run = hpctk.worked([{"fits": 1}], HUNGRY, options={"shrinks": False}, max_attempts=2)
-
-    assert len(hpctk.noted("start", "0")) == 2
-    assert [row["attempts"] for row in run.results()] == [2]

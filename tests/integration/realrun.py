@@ -229,8 +229,9 @@ def journal_lines(run: Run, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def workers_of(run: Run) -> list[dict[str, Any]]:
-    """What every worker says of itself."""
-    return [json.loads(path.read_bytes()) for path in sorted(run.paths.workers.glob("*.json"))]
+    """What every worker says of itself; one that starts may have said nothing yet."""
+    said = [path.read_bytes() for path in sorted(run.paths.workers.glob("*.json"))]
+    return [json.loads(text) for text in said if text]
 
 
 def rows_by_id(run: Run, *, partial: bool = False) -> dict[int, dict[str, Any]]:

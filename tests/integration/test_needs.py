@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -324,31 +322,6 @@ def test_an_item_that_needs_more_than_its_limit_fails_and_says_so(hpctk: Hpctk) 
     assert (rows[8]["attempts"], rows[8]["error"]) == (1, "MemoryError")
     shown = hpctk("status", "run").out
     assert "fill with 128.0 MiB of memory, the most that its retry allows: 2 failed" in shown
-
-
-def test_workers_of_all_sizes_lose_no_item_when_they_are_killed(hpctk: Hpctk) -> None:
-    text = GROWING.replace("[1, 2, 4, 8]", "[1, 2, 4, 8], seconds = [0.1, 0.2, 0.3]")
-    run = hungry(hpctk, text)
-    sizes = ("64M", "128M", "256M", "512M")
-    for victim in range(4):
-        started = [
-            hpctk.start("work", "run", "--lease", "5s", "--memory-per-worker", size)
-            for size in sizes
-        ]
-        wait_until(lambda: list(run.paths.stage("fill").claims.iterdir()), "claim")
-        time.sleep(0.5)
-        os.killpg(started[victim].pid, signal.SIGKILL)
-        for one in started:
-            one.process.wait()
-    ended = hpctk("work", "run", "--memory-per-worker", "512M", "--lease", "5s")
-    assert ended.code == 0, ended.err
-
-    rows = run.results()
-    assert len(rows) == 12
-    assert {row["state"] for row in rows} == {"done"}
-    # A duplicate is recorded work of a worker that was killed, never a second row.
-    assert all(row["value"]["bytes"] == row["item"]["units"] * 34 << 20 for row in rows)
-    assert run.status().stages["fill"].failed == 0
 
 
 def test_an_item_that_takes_too_long_waits_for_a_worker_with_more_time(hpctk: Hpctk) -> None:

@@ -118,26 +118,6 @@ def test_host_on_which_every_executor_dies_leaves_before_items_are_taken_for_kil
     assert {row["attempts"] for row in run.results()} == {1}
 
 
-@pytest.mark.slow
-def test_item_that_kills_on_two_hosts_is_given_up_and_named_and_no_host_is_sick(
-    hpctk: Hpctk,
-) -> None:
-    items: list[dict[str, Any]] = [{"sick": [], "seconds": 0.02} for _ in range(12)]
-    items[5].update(bad=True, how="abort")
-    run = hpctk.make(items, WORKLOAD)
-
-    both = [start(hpctk, host) for host in ("node-a", "node-b")]
-
-    assert [one.ended().code for one in both] == [0, 0]
-    rows = rows_by_id(run)
-    assert [number for number, row in rows.items() if row["state"] == "failed"] == [5]
-    assert rows[5]["error"].startswith("killed its worker ")
-    assert 5 <= len(hpctk.noted("start", "5")) <= 8
-    assert not [one for one in notices(run) if one["sure"]]
-    (failure,) = run.status().failures
-    assert failure["example"]["id"] == 5
-
-
 @pytest.mark.parametrize("options", [{"fail": 1.0}, {}])
 def test_executor_ends_its_pass_after_so_many_failures_in_a_row(
     tmp_path: Path, options: dict[str, float]

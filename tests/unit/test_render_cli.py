@@ -335,29 +335,18 @@ def test_check_names_every_script_and_prints_json_on_demand() -> None:
     path = Path("slurm/b.sbatch")
     path.write_text(path.read_text() + "echo mine\n")
     written("#!/bin/bash\necho mine\n", Path("slurm/c.sbatch"))
+    call("--job-name", "d")
+    path = Path("slurm/d.sbatch")
+    path.write_text(path.read_text().replace("render work-queue --cluster", "render --cluster"))
 
     result = call("--check", "--json")
 
     assert result.exit_code == 1
-    assert json.loads(result.stdout) == [
-        {"file": "slurm/a.sbatch", "up_to_date": True, "reasons": []},
-        {"file": "slurm/b.sbatch", "up_to_date": False, "reasons": ["edited by hand"]},
-    ]
+    first, second, damaged = json.loads(result.stdout)
+    assert first == {"file": "slurm/a.sbatch", "up_to_date": True, "reasons": []}
+    assert second == {"file": "slurm/b.sbatch", "up_to_date": False, "reasons": ["edited by hand"]}
+    assert "the request in its header was edited" in str(damaged["reasons"])
     assert call("--check", "slurm/a.sbatch").exit_code == 0
-
-
-def test_a_damaged_header_is_told_and_hides_no_other_script() -> None:
-    call("--job-name", "a")
-    call("--job-name", "b")
-    path = Path("slurm/a.sbatch")
-    path.write_text(path.read_text().replace("render work-queue --cluster", "render --cluster"))
-
-    result = call("--check")
-
-    assert result.exit_code == 1
-    first, second = result.stdout.splitlines()
-    assert "the request in its header was edited" in first
-    assert second == "slurm/b.sbatch: up to date"
 
 
 @pytest.mark.parametrize(

@@ -210,11 +210,6 @@ def test_what_is_no_job_id_is_none(text: str) -> None:
     assert all(job_id(good) for good in ("1", "123_4", "123+1"))
 
 
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    return Programs(tmp_path, monkeypatch)
-
-
 def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -> None:
     programs.answer("squeue", PENDING)
     programs.answer("sacct", SACCT)

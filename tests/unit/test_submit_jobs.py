@@ -40,11 +40,6 @@ JOB = RunJob(
 )
 
 
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    return Programs(tmp_path, monkeypatch)
-
-
 def test_a_job_is_read_as_it_was_noted(toy: ToyRun) -> None:
     record_job(toy.paths, JOB)
 

@@ -142,16 +142,6 @@ def test_added_items_need_the_keys_of_the_command(hpctk: Hpctk) -> None:
     assert_refused(added, "item 1 has no key 'seed', which the command", hint="mean 'sed'?")
 
 
-@pytest.mark.parametrize("command", ["work", "status", "add"])
-def test_path_that_is_no_run_is_refused(hpctk: Hpctk, command: str) -> None:
-    words = ("--seal",) if command == "add" else ()
-    assert_refused(hpctk(command, "here", *words), r"here is not a run: it has no run\.json")
-
-    Path("here").touch()
-    ended = hpctk(command, "here", *words)
-    assert_refused(ended, r"here is a file, not a run", hint="name the run's directory")
-
-
 CANARY = "from pathlib import Path\nPath('canary').touch()\ndef work(item):\n    return {}\n"
 
 
@@ -235,7 +225,10 @@ def test_read_only_run_can_be_read_and_says_so_where_it_must_be_written(
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (["status", "rum"], "rum is not a run", "did you mean 'run'?"),
+        (["status", "rum"], "rum is not a run: it has no run.json", "did you mean 'run'?"),
+        (["work", "trace"], "trace is not a run: it has no run.json", ""),
+        (["status", "items.jsonl"], "items.jsonl is a file, not a run", "name the run's directory"),
+        (["add", "items.jsonl", "--seal"], "items.jsonl is a file, not a run", "name the run's"),
         (["status", "."], "is not a run", "it contains runs: run"),
         (["work", "rum/../run/stages"], "is not a run", "make one with 'hpctk init'"),
         (["add", "run", "--items", "tems.jsonl"], "cannot read", "did you mean 'items.jsonl'?"),

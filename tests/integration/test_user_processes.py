@@ -57,14 +57,6 @@ def test_forked_child_that_comes_back_ends_and_answers_for_no_item(
     assert "No such file or directory" in log
 
 
-def test_child_that_a_thread_forked_gets_signals(hpctk: Hpctk) -> None:
-    run = make(hpctk, "fork_in_a_thread", [{}])
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
-
-    assert rows_by_id(run)[0]["value"] == {"code": -signal.SIGTERM}
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_have_the_signals_and_descriptors_of_a_fresh_program(
     hpctk: Hpctk, method: str
@@ -82,11 +74,13 @@ def test_children_have_the_signals_and_descriptors_of_a_fresh_program(
 def test_broken_pool_and_terminated_process_end_at_once(hpctk: Hpctk) -> None:
     broken = make(hpctk, "broken_pool", [{}] * 2, name="broken")
     terminated = make(hpctk, "terminate", [{}] * 50, name="terminated")
+    by_thread = make(hpctk, "fork_in_a_thread", [{}], name="thread")
 
-    assert hpctk("work", "broken", "--workers", 1).code == 0
-    assert hpctk("work", "terminated", "--workers", 1).code == 0
+    for run in (broken, terminated, by_thread):
+        assert hpctk("work", run.root, "--workers", 1).code == 0
 
     assert [row["value"] for row in broken.results()] == [{"broken": True}] * 2
+    assert [row["value"] for row in by_thread.results()] == [{"code": -signal.SIGTERM}]
     assert [row["value"] for row in terminated.results()] == [{"code": -signal.SIGTERM}] * 50
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,47 +54,6 @@ def test_each_group_but_the_first_is_prefetched_once_before_it_is_loaded(hpctk: 
     assert {row["state"] for row in run.results()} == {"done"}
     assert sorted(loads(hpctk)) == [f"g{number}" for number in range(6)]
     in_order(hpctk)
-
-
-_ANSWERS = """
-import os, sys
-from pathlib import Path
-from hpc_toolkit.worker.starting import Executor
-from hpc_toolkit.system.processes import readable
-from hpc_toolkit.run import Run
-stage = Run.open("run").manifest.stages[0]
-executor = Executor({stage.name: stage}, Path("log"))
-request = {"stage": stage.name, "unit": "u", "generation": 1, "positions": [0], "deadline": None}
-executor.start({**request, "failures_left": 8, "expected_s": 0.0}, [sys.argv[1].encode()])
-said = b""
-while not said.endswith(b"e\\n"):
-    assert executor.results in readable(executor.results, executor.ended, timeout_s=400), said
-    more = os.read(executor.results, 4096)
-    assert more, said
-    said += more
-executor.end()
-print([line for line in said.decode().splitlines() if line[0] == "a"])
-"""
-
-
-@pytest.mark.parametrize(("workload", "answer"), [("Grouped", "a"), ("Prefetching", "ayes")])
-def test_an_executor_says_whether_its_workload_prefetches(
-    hpctk: Hpctk, workload: str, answer: str
-) -> None:
-    options = {"trace": str(hpctk.trace), "groups": 1} if workload == "Prefetching" else {}
-    hpctk.make([{"g": "a"}], f"sample_workloads:{workload}", options=options, group_by="g")
-    item = json.dumps({"g": "a", "id": 0, "trace": str(hpctk.trace)})
-
-    ended = subprocess.run(
-        [sys.executable, "-c", _ANSWERS, item],
-        cwd=hpctk.cwd,
-        env=hpctk.environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert ended.stdout == f"{[answer]}\n"
 
 
 def test_no_two_workers_prefetch_the_same_group(hpctk: Hpctk) -> None:

@@ -244,10 +244,7 @@ def test_i6_a_stale_view_loses_the_race_and_takes_nothing(
     assert owner(toy, "000001-0", 2) == "quicker"
 
 
-GROWS: dict[str, Any] = {
-    "needs": {"memory": 1},
-    "retry": {"on": "oom", "memory": "x2", "up_to": 4},
-}
+GROWS: dict[str, Any] = {"needs": {"memory": 1}, "retry": {"on": "oom", "memory": "x2", "up_to": 4}}
 
 
 def small_taker(toy: ToyRun) -> Taker:

@@ -13,11 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ItemsError
-from hpc_toolkit.queue.items import (
-    Segment,
-    check_items,
-    encode_segment,
-)
+from hpc_toolkit.queue.items import Segment, check_items, encode_segment
 from hpc_toolkit.queue.lists import parse_items
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()

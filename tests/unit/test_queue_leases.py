@@ -13,20 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.queue.control import SILENT_NODE, DeathNotice
-from hpc_toolkit.queue.leases import (
-    POOL_ENDED,
-    Liveness,
-    Verdict,
-    WorkerLock,
-    lock_is_free,
-)
-from hpc_toolkit.queue.presence import (
-    DRAINING,
-    FINISHED,
-    Presence,
-    PresenceFile,
-    read_presence,
-)
+from hpc_toolkit.queue.leases import POOL_ENDED, Liveness, Verdict, WorkerLock, lock_is_free
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.ranks import process_id
 from tests.manualclock import ManualClock
@@ -77,9 +65,7 @@ def test_i3_a_silent_worker_is_dead_after_the_lease(run: Watched) -> None:
     assert verdict.host == "elsewhere"
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 90), st.booleans(), st.floats(-1e9, 1e9)), max_size=12),
-)
+@given(st.lists(st.tuples(st.floats(0, 90), st.booleans(), st.floats(-1e9, 1e9)), max_size=12))
 def test_i4_only_the_observers_monotonic_clock_decides(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, bool, float]]
 ) -> None:
@@ -300,9 +286,7 @@ def test_a_job_that_started_again_has_lost_its_workers_of_before(paths: RunPaths
     assert (verdicts["before"].evidence, verdicts["before"].explained) == ("slurm", "requeue")
 
 
-def test_i3_what_ended_a_worker_explains_more_than_the_silence_of_its_node(
-    paths: RunPaths,
-) -> None:
+def test_i3_what_ended_a_worker_explains_more_than_the_silence_of_its_node(paths: RunPaths) -> None:
     """The silence of several nodes suspects an item, and a requeue never does."""
     run = Watched(paths, job="17", restart=1)
     pid, ticks, namespace = process_id(os.getpid())

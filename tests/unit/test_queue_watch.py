@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.queue.assignment import Picker
-from hpc_toolkit.queue.control import (
-    SILENT_NODE,
-    ControlReader,
-    DeathNotice,
-    FreeUnit,
-    give_free,
-)
+from hpc_toolkit.queue.control import SILENT_NODE, ControlReader, DeathNotice, FreeUnit, give_free
 from hpc_toolkit.queue.leases import Liveness, Verdict
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, RUNNING

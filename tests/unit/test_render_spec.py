@@ -10,11 +10,7 @@ import pytest
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.clusters.facts import Cluster, Partition, load_cluster, parse_cluster
-from hpc_toolkit.slurm.render.directives import (
-    complete,
-    directives,
-    forbidden,
-)
+from hpc_toolkit.slurm.render.directives import complete, directives, forbidden
 from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 
 PYTHON = "/opt/python"
@@ -317,10 +313,7 @@ def test_the_chosen_partition_gives_the_shares_and_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("directory", "reason"),
     [
-        (
-            "/home/me/x",
-            r"killarney takes no jobs from below ~ \(clusters/killarney.toml: forb",
-        ),
+        ("/home/me/x", r"killarney takes no jobs from below ~ \(clusters/killarney.toml: forb"),
         ("/scratch/a%jb", "Slurm does not take '%j' literally"),
         ("/scratch/a\\b", "in the directory of a log"),
         ("/scratch/it's 50% done", None),

@@ -223,9 +223,7 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -
     assert "--duplicates" in call
 
 
-def test_the_accounting_is_searched_from_the_submission_or_a_month_back(
-    programs: Programs,
-) -> None:
+def test_the_accounting_is_searched_from_the_submission_or_a_month_back(programs: Programs) -> None:
     programs.answer("sacct", SACCT)
     day_before = datetime.fromtimestamp(1795250914 - 86400).astimezone().strftime("%FT%T")
 

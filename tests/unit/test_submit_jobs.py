@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit.jobs import (
-    RunJob,
-    known_jobs,
-    own_login,
-    read_jobs,
-    record_job,
-)
+from hpc_toolkit.submit.jobs import RunJob, known_jobs, own_login, read_jobs, record_job
 from hpc_toolkit.submit.standstill import is_stuck, why_waiting
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import tree

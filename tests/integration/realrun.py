@@ -151,6 +151,18 @@ class Hpctk:
         """Run a command to its end; ``how`` as for :meth:`start`."""
         return self.start(*words, **how).ended(limit_s=limit_s)
 
+    def python(self, *words: object, cwd: Path | None = None) -> Ended:
+        """Run a Python program to its end, as a user's script is run."""
+        done = subprocess.run(
+            [sys.executable, *map(str, words)],
+            cwd=cwd or self.cwd,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
     def make(
         self,
         items: list[dict[str, Any]],

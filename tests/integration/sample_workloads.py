@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -212,15 +211,6 @@ class Refusing:
 
     def run(self, context: Any, items: Iterable[Item]) -> Iterator[Item]:
         return iter(())
-
-
-def spawn_once(item: Item) -> Item:
-    """The first time, start a child that writes for ever, and wait for it."""
-    if first_time(item):
-        beat = f"while true; do echo alive >> '{item['beat']}'; sleep 0.02; done"
-        with subprocess.Popen(["/bin/bash", "-c", beat]) as child:
-            note(item, "start", item["id"], os.getpid(), parent_of(os.getppid())[0], child.pid)
-    return {}
 
 
 class Prefetching:

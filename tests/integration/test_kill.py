@@ -170,25 +170,6 @@ def test_children_of_a_command_die_with_its_worker(hpctk: Hpctk, victim: str) ->
     assert len(journal_lines(run, "death")) == 1
 
 
-def test_children_of_a_function_die_with_its_worker(hpctk: Hpctk) -> None:
-    beat = hpctk.cwd / "beat"
-    run = hpctk.make(
-        [{"once": str(hpctk.cwd / "once"), "beat": str(beat)}], "sample_workloads:spawn_once"
-    )
-    work = hpctk.start("work", "run")
-    wait_until(beat.exists, "the child")
-    words = wait_until(lambda: hpctk.noted("start"), "its parent's line")[0]
-
-    for pid in words[3], words[2]:
-        with suppress(ProcessLookupError):  # an executor dies with its worker
-            os.kill(int(pid), signal.SIGKILL)
-
-    wait_until(lambda: not lives(int(words[4])), "the child to be gone")
-    assert work.ended().code == 0
-    assert_still(beat, hpctk)
-    assert rows_by_id(run)[0]["attempts"] == 1
-
-
 def test_hanging_command_is_ended_with_its_children_by_the_timeout(hpctk: Hpctk) -> None:
     run, _, beat = make_command_run(hpctk, timeout_s=0.5, max_attempts=1)
 

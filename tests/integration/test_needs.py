@@ -307,23 +307,6 @@ def test_items_that_ran_out_of_memory_wait_for_workers_with_more(hpctk: Hpctk) -
     assert "fill with 512.0 MiB of memory" in (run.root / "report.html").read_text()
 
 
-def test_an_item_that_needs_more_than_its_limit_fails_and_says_so(hpctk: Hpctk) -> None:
-    run = hungry(hpctk, GROWING.replace("512M", "128M"))
-
-    assert hpctk("work", "run", "--workers", 2, "--memory-per-worker", "128M").code == 0
-
-    rows = {row["item"]["units"]: row for row in run.results()}
-    assert {units: row["state"] for units, row in rows.items()} == {
-        1: "done",
-        2: "done",
-        4: "failed",
-        8: "failed",
-    }
-    assert (rows[8]["attempts"], rows[8]["error"]) == (1, "MemoryError")
-    shown = hpctk("status", "run").out
-    assert "fill with 128.0 MiB of memory, the most that its retry allows: 2 failed" in shown
-
-
 def test_an_item_that_takes_too_long_waits_for_a_worker_with_more_time(hpctk: Hpctk) -> None:
     created = hpctk(
         *("init", "run", "--grid", "seconds=0,3", "--command", "sleep {seconds}"),

@@ -304,6 +304,8 @@ def test_hostile_words_of_the_surroundings_are_passed_on_as_they_are(
     activated = [["conda", "activate", fields["conda"]]] if environment == "conda" else []
     told = ["a b", "--c=%d"]  # a line of more than plain words is refused
     own = [told, [*told, "node"], ["program", text, text], [*told, "after"]]
+    flags = {"--kill-on-bad-exit=1", "--wait=60", "--label", "--cpus-per-task=6"}
+    assert flags <= {*slurm.calls("srun")[-1]}
     assert slurm.calls("record") == [*activated, *own]
     assert slurm.calls("module") == [["load", "a"]]
     if "container" in fields:
@@ -675,18 +677,6 @@ def test_a_script_forgets_what_an_outer_job_left_behind(slurm: FakeSlurm) -> Non
     assert code == 0, output
     assert not left_behind & slurm.rank_environ.keys()
     assert slurm.rank_environ["SLURM_MEM_PER_CPU"] == "4096"
-
-
-def test_arguments_of_the_script_follow_those_of_the_program(slurm: FakeSlurm) -> None:
-    program = ("printf", "<%s>", HOSTILE_NAME)
-
-    code, output = slurm.run(script_of(slurm, "command", command=program), "--lr", "a b")
-
-    assert code == 0, output
-    assert f"<{HOSTILE_NAME}><--lr><a b>" in output
-    assert slurm.calls("srun")[-1][:4] == [
-        *("--kill-on-bad-exit=1", "--wait=60", "--label", "--cpus-per-task=6")
-    ]
 
 
 @pytest.mark.parametrize(("preempted", "expected"), [("N/A", 1), ("1900000000", 0)])

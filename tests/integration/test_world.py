@@ -189,15 +189,9 @@ def test_files_with_the_names_of_pythons_modules_break_no_pool(hpctk: Hpctk, tex
     if text is THREADED:
         Run.create("run", [{"n": 1}, {"n": 2}], workload=NOOP)
 
-    ended = subprocess.run(
-        [sys.executable, "inner/script.py"],
-        env=hpctk.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = hpctk.python("inner/script.py")
 
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.err
     assert len(journal_lines(Run.open("run"), "done")) == 2
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpc_toolkit.queue.assignment import Picker
 from hpc_toolkit.queue.leases import Liveness
-from hpc_toolkit.queue.log import StageLog
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
@@ -36,15 +34,6 @@ class Idler:
     def scan(self) -> tuple[str, int] | None:
         found = self.picker.takeover()
         return None if found is None else (found.unit.name, found.generation)
-
-
-def told(of: Picker | StageLog) -> bool:
-    return of.reported_complete
-
-
-def noted(worker: ToyWorker, **counts: Any) -> None:
-    """The worker's heart beats and says what it did."""
-    worker.presence.update(**counts)
 
 
 @pytest.fixture
@@ -96,7 +85,7 @@ def test_a_scan_reads_the_files_of_those_who_hold_open_units_alone(
     idler = Idler(toy)
     idler.scan()
     idler.scan()
-    noted(workers[4], done=1)
+    workers[4].presence.update(done=1)
 
     with CountedCalls() as counted:
         assert idler.scan() is None
@@ -177,7 +166,7 @@ def test_results_that_an_owner_told_of_are_waited_for_and_not_made_again(
         if by == "its end":
             owner.finish()
         else:
-            noted(owner, done=2, journal=owner.journal.size)
+            owner.presence.update(done=2, journal=owner.journal.size)
             idler.scan()
             idler.clock.advance(LEASE_S + 1)
         assert idler.scan() is None
@@ -206,12 +195,12 @@ def test_a_worker_that_hears_of_completeness_needs_no_journal(
     toy, workers = busy
     idler = Idler(toy)
     finish_units(workers)
-    assert not told(idler.picker)
+    assert not idler.picker.reported_complete
 
     toy.stage().log.report_complete()
     with CountedCalls() as counted:
         assert idler.picker.fresh(NOTHING) is None
-        assert told(idler.picker)
+        assert idler.picker.reported_complete
 
     assert counted.calls == [("open", "head")]
     assert not idler.view.complete  # its own view is as old as it was
@@ -223,10 +212,10 @@ def test_a_word_of_completeness_holds_until_the_log_grows(fast_dir: Path) -> Non
     toy.worker("w").work(toy.unit_name(0), i0="failed")
     toy.log().report_complete()
     assert not early.poll()
-    assert told(early)
+    assert early.reported_complete
 
     toy.reopen().retry()
 
     assert early.poll()
-    assert not told(early)
+    assert not early.reported_complete
     assert early.hint() == 3

@@ -599,10 +599,6 @@ def test_an_items_last_attempt_is_looked_at_before_it_is_made(stage: Stage) -> N
     assert [kind for kind, _, _ in stage.journal()] == ["release"]
 
 
-def hints(stage: Stage) -> list[str | None]:
-    return [request.get("next_group") for request in stage.requests]
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -633,7 +629,8 @@ def test_what_may_have_killed_an_executor_is_named_to_no_other(make: Make) -> No
         script = ("failed", "failed", "failed", "failed", "end")
         stage.run(*script, unit="000001-4", generation=generation)
 
-    assert hints(stage) == ['"b"', '"c"', None, None, '"d"']
+    hints = [request.get("next_group") for request in stage.requests]
+    assert hints == ['"b"', '"c"', None, None, '"d"']
 
 
 OOM = {"on": "oom", "memory": "x2", "up_to": 4}

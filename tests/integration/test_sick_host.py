@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.worker.starting import Executor
 from tests.integration.realrun import (
     Hpctk,
     Started,
@@ -111,3 +116,32 @@ def test_host_on_which_every_executor_dies_leaves_before_items_are_taken_for_kil
     assert healthy.ended().code == 0
     assert not journal_lines(run, "permanent")
     assert {row["attempts"] for row in run.results()} == {1}
+
+
+@pytest.mark.parametrize("options", [{"fail": 1.0}, {}])
+def test_executor_ends_its_pass_after_so_many_failures_in_a_row(
+    tmp_path: Path, options: dict[str, float]
+) -> None:
+    """However fast they fail: the worker looks at them before anything else is run."""
+    workload = WorkloadSpec(
+        function="hpc_toolkit.science.workloads.synthetic:Flaky", options=options, path=()
+    )
+    executor = Executor({"items": StageSpec(name="items", workload=workload)}, tmp_path / "log")
+    request = {"stage": "items", "unit": "000001-0", "generation": 1, "deadline": None}
+    positions = list(range(50))
+    told = b""
+
+    executor.start(
+        {**request, "positions": positions, "expected_s": 0.0, "failures_left": 3}, [b"{}"] * 50
+    )
+    while b"\ne" not in told:
+        select.select([executor.results], [], [], 10)
+        more = os.read(executor.results, 1 << 18)
+        assert more, "the executor ended"
+        told += more
+    executor.end()
+    executor.close()
+
+    kinds = [line[:1] for line in told.split(b"\n")[:-1] if line[:1] in (b"f", b"d")]
+    assert kinds == ([b"f"] * 3 if options else [b"d"] * 50)
+    assert told.endswith(b"efailing\n" if options else b"e\n")

@@ -9,6 +9,7 @@ import pytest
 
 from hpc_toolkit.queue.assignment import Picker
 from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.log import StageLog
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
@@ -34,6 +35,10 @@ class Idler:
     def scan(self) -> tuple[str, int] | None:
         found = self.picker.takeover()
         return None if found is None else (found.unit.name, found.generation)
+
+
+def told(of: Picker | StageLog) -> bool:
+    return of.reported_complete
 
 
 @pytest.fixture
@@ -195,12 +200,12 @@ def test_a_worker_that_hears_of_completeness_needs_no_journal(
     toy, workers = busy
     idler = Idler(toy)
     finish_units(workers)
-    assert not idler.picker.reported_complete
+    assert not told(idler.picker)
 
     toy.stage().log.report_complete()
     with CountedCalls() as counted:
         assert idler.picker.fresh(NOTHING) is None
-        assert idler.picker.reported_complete
+        assert told(idler.picker)
 
     assert counted.calls == [("open", "head")]
     assert not idler.view.complete  # its own view is as old as it was
@@ -212,10 +217,10 @@ def test_a_word_of_completeness_holds_until_the_log_grows(fast_dir: Path) -> Non
     toy.worker("w").work(toy.unit_name(0), i0="failed")
     toy.log().report_complete()
     assert not early.poll()
-    assert early.reported_complete
+    assert told(early)
 
     toy.reopen().retry()
 
     assert early.poll()
-    assert not early.reported_complete
+    assert not told(early)
     assert early.hint() == 3

@@ -69,6 +69,10 @@ def test_a_living_worker_runs_one_item_and_has_claimed_the_others(toy: ToyRun) -
 
     assert (found["done"], found["running"], found["claimed"]) == (1, 1, 2)
     assert (found["pending"], found["failed"]) == (0, 0)
+    worker.release()
+    worker.claim(toy.unit_name(0), 2)
+    worker.attempt(1)
+    assert (counts(toy)["done"], counts(toy)["retried"]) == (2, 1)
 
 
 @pytest.mark.parametrize("published", [False, True])

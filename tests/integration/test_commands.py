@@ -24,20 +24,9 @@ ARGV = (
     """'import json, sys; print(json.dumps(dict(argv=sys.argv[1:])))'"""
 )
 VALUES = [
-    "a b",
-    "it's",
-    'say "hi"',
-    "$(touch canary)",
-    "`touch canary`",
-    "; touch canary",
-    "&& touch canary #",
+    *("a b", "it's", 'say "hi"', "\\", "--help", "", "ü → 漢", "{other}", "$HOME ${HOME} ~ * ?"),
+    *("$(touch canary)", "`touch canary`", "; touch canary", "&& touch canary #"),
     "a\ntouch canary\n",
-    "$HOME ${HOME} ~ * ?",
-    "\\",
-    "--help",
-    "",
-    "ü → 漢",
-    "{other}",
 ]
 
 

@@ -58,14 +58,8 @@ def test_error_of_megabytes_is_cut_with_its_length_and_complete_in_the_log(hpctk
 
 
 BREAKING = [
-    "sys.stdout = None",
-    "sys.stderr = None",
-    "sys.stdout.close()",
-    "sys.stderr.close()",
-    "sys.stdout.detach()",
-    "os.close(1)",
-    "os.close(2)",
-    "os.close(1); sys.stdout = None",
+    *("sys.stdout = None", "sys.stdout.close()", "sys.stdout.detach()", "os.close(1)"),
+    *("sys.stderr = None", "sys.stderr.close()", "os.close(2)", "os.close(1); sys.stdout = None"),
 ]
 REPLACING = "sys.stdout = type('OnlyWrites', (), {'write': lambda *_: None})()"
 

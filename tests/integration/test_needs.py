@@ -34,11 +34,15 @@ priority = 5
 CPU, GPU = {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "0"}
 
 
+def created(hpctk: Hpctk, *words: object) -> Run:
+    ended = hpctk("init", "run", *words)
+    assert ended.code == 0, ended.err
+    return Run.open("run")
+
+
 def made(hpctk: Hpctk, text: str = PIPELINE) -> Run:
     Path("pipeline.toml").write_text(text)
-    created = hpctk("init", "run", "--config", "pipeline.toml")
-    assert created.code == 0, created.err
-    return Run.open("run")
+    return created(hpctk, "--config", "pipeline.toml")
 
 
 def test_each_worker_takes_the_stages_that_it_can_hold(hpctk: Hpctk) -> None:
@@ -146,9 +150,7 @@ MIXED: list[dict[str, Any]] = [
 
 def test_each_worker_takes_the_items_of_a_list_that_it_can_hold(hpctk: Hpctk) -> None:
     write(MIXED)
-    created = hpctk("init", "run", "--items", "items.jsonl", "--command", "sleep .02; true {n}")
-    assert created.code == 0, created.err
-    run = Run.open("run")
+    run = created(hpctk, "--items", "items.jsonl", "--command", "sleep .02; true {n}")
 
     first = hpctk("work", "run", env=GPU)
     assert first.code == 75
@@ -192,9 +194,7 @@ def test_items_of_a_graph_are_left_to_workers_that_hold_them_through_kills(hpctk
         items.append({"id": f"b{n}", "after": [f"a{n}"], "needs": {"cpu_only": 1}, "priority": n})
     items.append({"id": "last", "after": [f"b{n}" for n in range(20)]})
     write(items)
-    created = hpctk("init", "run", "--items", "items.jsonl", "--command", "sleep .05; true {id}")
-    assert created.code == 0, created.err
-    run = Run.open("run")
+    run = created(hpctk, "--items", "items.jsonl", "--command", "sleep .05; true {id}")
     no_gpu: dict[str, Any] = {"env": CPU, "first": ""}
     killed = hpctk.start("work", "run", env=GPU)
     wait_until(lambda: len(journal_lines(run, "done")) > 4, "results", of=killed)
@@ -218,12 +218,11 @@ def test_items_of_a_graph_are_left_to_workers_that_hold_them_through_kills(hpctk
 def test_the_needs_of_an_item_grow_from_its_own(hpctk: Hpctk) -> None:
     Path("hungry.py").write_text(HUNGRY)
     write([{"units": 1}, {"units": 8}, {"units": 9, "needs": {"memory": "256M"}}])
-    created = hpctk(
-        *("init", "run", "--items", "items.jsonl", "--workload", "hungry:fill"),
+    run = created(
+        hpctk,
+        *("--items", "items.jsonl", "--workload", "hungry:fill"),
         *("--needs", "memory=64M", "--retry", "on=oom,memory=x2,up_to=512M", "--max-attempts", 1),
     )
-    assert created.code == 0, created.err
-    run = Run.open("run")
 
     assert hpctk("work", "run", "--workers", 1, "--memory-per-worker", "64M").code == 75
     assert [one["needs"]["memory"] >> 20 for one in run.status().unmet] == [128, 256]
@@ -308,12 +307,11 @@ def test_items_that_ran_out_of_memory_wait_for_workers_with_more(hpctk: Hpctk) -
 
 
 def test_an_item_that_takes_too_long_waits_for_a_worker_with_more_time(hpctk: Hpctk) -> None:
-    created = hpctk(
-        *("init", "run", "--grid", "seconds=0,3", "--command", "sleep {seconds}"),
+    run = created(
+        hpctk,
+        *("--grid", "seconds=0,3", "--command", "sleep {seconds}"),
         *("--timeout", "1s", "--retry", "on=timeout,time=x4,up_to=1h", "--max-attempts", 1),
     )
-    assert created.code == 0, created.err
-    run = Run.open("run")
 
     assert hpctk("work", "run", "--deadline", "3s", "--grace", "1s").code == 75
     (unmet,) = run.status().unmet
@@ -346,13 +344,12 @@ def test_items_that_ran_out_of_gpu_memory_wait_for_a_larger_gpu(
     hpctk: Hpctk, code: tuple[str, str]
 ) -> None:
     Path("train.py").write_text(TRAIN)
-    created = hpctk(
-        *("init", "run", "--grid", "gib=10,30,70,90", f"--{code[0]}", code[1]),
+    run = created(
+        hpctk,
+        *("--grid", "gib=10,30,70,90", f"--{code[0]}", code[1]),
         *("--needs", "gpus=1,gpu_memory=16G", "--max-attempts", 1),
         *("--retry", "on=gpu_oom,gpu_memory=x2,up_to=80G"),
     )
-    assert created.code == 0, created.err
-    run = Run.open("run")
 
     def work(gib: int) -> int:
         env = {**GPU, "GPU_GIB": str(gib)}

@@ -14,6 +14,13 @@ from tests.integration.realrun import Hpctk, journal_lines, wait_until
 from tests.toyrun import units_of
 
 
+def worked(hpctk: Hpctk, **how: Any) -> Run:
+    """A run of which one worker did all items."""
+    run = make(hpctk, **how)
+    assert hpctk("work", "run", "--workers", 1).code == 0
+    return run
+
+
 def make(hpctk: Hpctk, groups: int = 4, gate: Path | None = None, **options: Any) -> Run:
     """Three items for each group."""
     more = {} if gate is None else {"gate": str(gate)}
@@ -47,9 +54,7 @@ def draining(worker: Path) -> bool:
 
 
 def test_each_group_but_the_first_is_prefetched_once_before_it_is_loaded(hpctk: Hpctk) -> None:
-    run = make(hpctk, groups=6)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, groups=6)
 
     assert {row["state"] for row in run.results()} == {"done"}
     assert sorted(loads(hpctk)) == [f"g{number}" for number in range(6)]
@@ -67,9 +72,7 @@ def test_no_two_workers_prefetch_the_same_group(hpctk: Hpctk) -> None:
 
 
 def test_a_prefetch_that_fails_is_a_line_in_the_log_and_no_failure(hpctk: Hpctk) -> None:
-    run = make(hpctk, how="fail")
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, how="fail")
 
     assert {(row["state"], row["attempts"]) for row in run.results()} == {("done", 1)}
     (log,) = [path.read_text() for path in run.paths.logs.iterdir()]
@@ -86,9 +89,7 @@ def test_a_prefetch_that_ends_its_process_does_so_once_and_no_item_fails_for_it(
 ) -> None:
     """Where each group is a unit of its own the worker names the next; within one, nobody."""
     with units_of(unit):
-        run = make(hpctk, how="kill", waits=False)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+        run = worked(hpctk, how="kill", waits=False)
 
     groups = [group for _, group in hpctk.noted("prefetch")]
     assert {row["state"] for row in run.results()} == {"done"}
@@ -97,9 +98,7 @@ def test_a_prefetch_that_ends_its_process_does_so_once_and_no_item_fails_for_it(
 
 
 def test_a_prefetch_that_never_ends_holds_up_neither_results_nor_the_end(hpctk: Hpctk) -> None:
-    run = make(hpctk, how="hang")
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, how="hang")
 
     assert {row["state"] for row in run.results()} == {"done"}
     assert len(hpctk.noted("prefetch")) == 1, "two at once"

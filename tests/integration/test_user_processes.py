@@ -29,6 +29,12 @@ def make(hpctk: Hpctk, function: str, items: list[dict[str, Any]], **settings: A
     return hpctk.make(items, f"process_workloads:{function}", **settings)
 
 
+def worked(hpctk: Hpctk, *given: Any, **settings: Any) -> Run:
+    run = make(hpctk, *given, **settings)
+    assert hpctk("work", "run", "--workers", 1).code == 0
+    return run
+
+
 CODES = {
     "return": 0,
     "raise": 1,
@@ -44,9 +50,7 @@ CODES = {
 def test_forked_child_that_comes_back_ends_and_answers_for_no_item(
     hpctk: Hpctk, workload: str
 ) -> None:
-    run = make(hpctk, workload, [{"act": act} for act in CODES])
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, workload, [{"act": act} for act in CODES])
 
     rows = rows_by_id(run)
     assert [row["value"] for row in rows.values()] == [{"code": code} for code in CODES.values()]
@@ -61,9 +65,7 @@ def test_forked_child_that_comes_back_ends_and_answers_for_no_item(
 def test_children_have_the_signals_and_descriptors_of_a_fresh_program(
     hpctk: Hpctk, method: str
 ) -> None:
-    run = make(hpctk, "look_around", [{"method": method}])
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, "look_around", [{"method": method}])
 
     value = rows_by_id(run)[0]["value"]
     assert len(value["pipes"]) == 2
@@ -138,9 +140,7 @@ def test_command_that_ignores_sigterm_is_killed_after_kill_after(hpctk: Hpctk) -
 
 def test_items_after_one_that_spoiled_its_process_keep_their_attempts(hpctk: Hpctk) -> None:
     items = [{"poison": number == 5, "once": str(hpctk.cwd / "once")} for number in range(40)]
-    run = make(hpctk, "poison", items, items_per_claim=40)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, "poison", items, items_per_claim=40)
 
     rows = rows_by_id(run)
     assert Counter(row["state"] for row in rows.values()) == {"done": 40}

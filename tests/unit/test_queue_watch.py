@@ -364,8 +364,12 @@ class Taker:
         self.picker.left.hear_of(self.control.free, 4096)
 
 
+Lost = tuple[ToyRun, ManualClock, ToyWorker, ToyWorker]
+Told = tuple[ToyRun, ToyWorker, Taker, Taker]
+
+
 @pytest.fixture
-def lost(fast_dir: Path) -> tuple[ToyRun, ManualClock, ToyWorker, ToyWorker]:
+def lost(fast_dir: Path) -> Lost:
     """A run of two units, of which two workers claimed one each; one has died since."""
     toy, clock = ToyRun(fast_dir / "r", 2, unit=1), ManualClock()
     living = toy.worker("n9-1-0", host="n9", node=1)
@@ -389,9 +393,7 @@ def looked(taker: Taker, *living: ToyWorker) -> list[FreeUnit]:
     return found
 
 
-def test_i3_a_unit_without_a_line_is_found_by_the_last_heartbeat_of_its_owner(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> None:
+def test_i3_a_unit_without_a_line_is_found_by_the_last_heartbeat_of_its_owner(lost: Lost) -> None:
     toy, clock, dead, living = lost
     taker = Taker(toy, clock, "n2-1-0")
 
@@ -405,9 +407,7 @@ def test_i3_a_unit_without_a_line_is_found_by_the_last_heartbeat_of_its_owner(
 
 
 @pytest.fixture
-def told(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> tuple[ToyRun, ToyWorker, Taker, Taker]:
+def told(lost: Lost) -> Told:
     """The run, the worker that died, a busy worker that found it, and an idle one that was told."""
     toy, clock, dead, living = lost
     toy.worker("n1-2-0", host="n1")
@@ -420,7 +420,7 @@ def told(
 
 
 def test_i3_a_worker_of_another_node_takes_over_what_a_busy_one_found_and_knows_of_the_silence(
-    told: tuple[ToyRun, ToyWorker, Taker, Taker],
+    told: Told,
 ) -> None:
     toy, dead, finder, idle = told
 
@@ -433,9 +433,7 @@ def test_i3_a_worker_of_another_node_takes_over_what_a_busy_one_found_and_knows_
     assert finder.take() is None
 
 
-def test_i5_a_heartbeat_refutes_what_another_worker_found(
-    told: tuple[ToyRun, ToyWorker, Taker, Taker],
-) -> None:
+def test_i5_a_heartbeat_refutes_what_another_worker_found(told: Told) -> None:
     _, dead, finder, idle = told
 
     dead.presence.update()
@@ -443,9 +441,7 @@ def test_i5_a_heartbeat_refutes_what_another_worker_found(
     assert [idle.take(), finder.take()] == [None, None]
 
 
-def test_i3_a_worker_whose_death_was_refuted_can_die_again(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> None:
+def test_i3_a_worker_whose_death_was_refuted_can_die_again(lost: Lost) -> None:
     toy, clock, dead, _ = lost
     idle = Taker(toy, clock, "n3-1-0")
     for number in range(2):
@@ -460,9 +456,7 @@ def test_i3_a_worker_whose_death_was_refuted_can_die_again(
         assert taken == (None if number == 0 else (toy.unit_name(0), 2))
 
 
-def test_of_many_idle_workers_not_all_try_at_once(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> None:
+def test_of_many_idle_workers_not_all_try_at_once(lost: Lost) -> None:
     toy, clock, _, living = lost
     finder = Taker(toy, clock, "n2-1-0")
     for free in looked(finder, living):

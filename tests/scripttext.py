@@ -11,12 +11,6 @@ def batch_words(script: str) -> list[str]:
     return shlex.split(command)[1:]
 
 
-def batch_options(script: str) -> list[str]:
-    """The options of the batch process, ``--name=value`` each."""
-    words = batch_words(script)
-    return words[words.index("batch") + 2 : words.index("--")]
-
-
 def batch_program(script: str) -> list[str]:
     """The words of the user's program, without the script's own arguments."""
     words = batch_words(script)

@@ -13,7 +13,7 @@ import pathlib
 import threading
 import uuid
 import zoneinfo
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -295,14 +295,6 @@ def give_large(item: dict[str, Any]) -> Any:
     array = np.zeros(item["bytes"], np.uint8)
     array[-1] = 7
     return array
-
-
-class Giver:
-    def load(self, group: object) -> None:
-        pass
-
-    def run(self, context: object, items: Iterable[dict[str, Any]]) -> Iterator[Any]:
-        yield from map(give, items)
 
 
 def same(one: Any, other: Any) -> bool:

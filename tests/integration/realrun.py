@@ -82,6 +82,11 @@ class Started:
         """What it wrote to stdout so far."""
         return self._out.read_text()
 
+    def kill(self) -> None:
+        """Kill the command and the processes of its group."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+
     def ended(self, *, limit_s: float = HANG_S) -> Ended:
         """Wait for the end."""
         code = self.process.wait(timeout=limit_s)
@@ -146,6 +151,18 @@ class Hpctk:
         """Run a command to its end; ``how`` as for :meth:`start`."""
         return self.start(*words, **how).ended(limit_s=limit_s)
 
+    def python(self, *words: object, cwd: Path | None = None) -> Ended:
+        """Run a Python program to its end, as a user's script is run."""
+        done = subprocess.run(
+            [sys.executable, *map(str, words)],
+            cwd=cwd or self.cwd,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
     def make(
         self,
         items: list[dict[str, Any]],
@@ -158,6 +175,13 @@ class Hpctk:
         ]
         name = settings.pop("name", "run")
         return Run.create(name, named, workload=workload, **settings)
+
+    def worked(self, *given: Any, workers: int | None = None, **settings: Any) -> Run:
+        """A run as :meth:`make` has it, after 'hpctk work' ended with 0 on it."""
+        run = self.make(*given, **settings)
+        ended = self("work", run.root, *(["--workers", workers] if workers else []))
+        assert ended.code == 0, ended.err
+        return run
 
     def make_sleeping(self, count: int, seconds: float = 0.05, **settings: Any) -> Run:
         """A run of items that sleep and note when they start and end."""
@@ -217,8 +241,9 @@ def journal_lines(run: Run, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def workers_of(run: Run) -> list[dict[str, Any]]:
-    """What every worker says of itself."""
-    return [json.loads(path.read_bytes()) for path in sorted(run.paths.workers.glob("*.json"))]
+    """What every worker says of itself; one that starts may have said nothing yet."""
+    said = [path.read_bytes() for path in sorted(run.paths.workers.glob("*.json"))]
+    return [json.loads(text) for text in said if text]
 
 
 def rows_by_id(run: Run, *, partial: bool = False) -> dict[int, dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -86,12 +85,10 @@ def fail(item: Item) -> Item:
 
 
 def fail_on_host(item: Item) -> Item:
-    """Fail, or crash, on the hosts that the item names; elsewhere take ``seconds``."""
+    """Fail on the hosts that the item names; elsewhere take ``seconds``."""
     host = os.environ["HPCTK_HOST"]
     note(item, "start", item["id"], host)
     if host in item["sick"] or item.get("bad"):
-        if item.get("how") == "abort":
-            os.abort()
         message = f"item {item['id']} failed on {host}"
         raise RuntimeError(message)
     while "gate" in item and not Path(item["gate"]).exists():
@@ -163,9 +160,8 @@ class OutOfMemoryError(RuntimeError):
 class Hungry:
     """Takes ``batch`` items at once; more than ``fits`` of one run out of memory."""
 
-    def __init__(self, *, batch: int = 8, shrinks: bool = True, loads: int = 8) -> None:
+    def __init__(self, *, batch: int = 8, loads: int = 8) -> None:
         self._batch = batch
-        self._shrinks = shrinks
         self._loads = loads
 
     def load(self, group: Any) -> list[int]:
@@ -187,7 +183,7 @@ class Hungry:
         note(items[0], "oom", *(item["id"] for item in items))
         if context is None:
             return self._batch > 0
-        return self._shrinks and [self._batch]
+        return [self._batch]
 
 
 class Miscounting:
@@ -213,15 +209,6 @@ class Refusing:
 
     def run(self, context: Any, items: Iterable[Item]) -> Iterator[Item]:
         return iter(())
-
-
-def spawn_once(item: Item) -> Item:
-    """The first time, start a child that writes for ever, and wait for it."""
-    if first_time(item):
-        beat = f"while true; do echo alive >> '{item['beat']}'; sleep 0.02; done"
-        with subprocess.Popen(["/bin/bash", "-c", beat]) as child:
-            note(item, "start", item["id"], os.getpid(), parent_of(os.getppid())[0], child.pid)
-    return {}
 
 
 class Prefetching:

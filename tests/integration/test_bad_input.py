@@ -91,7 +91,6 @@ ONE = '{"a": 1}\n'
         ([], '{"id": 1}\n\n\nnope\n', "stdin, line 4, column 1: not JSON: Expecting value", ""),
         ([], "[1, 2]\n", "stdin, line 1: not a JSON object but list", ""),
         ([], '{"a": 1, "b": 2}\n{"b": 2, "a": 1}\n', "item 1 is a duplicate", ""),
-        ([], "\n  \n", "the list of items is empty", ""),
         ([], "[" * 100_000 + "\n", "stdin, line 1: not JSON", ""),
         (
             ["--group-by", "step"],
@@ -101,9 +100,7 @@ ONE = '{"a": 1}\n'
         ),
         (["--max-attempts", "0"], ONE, "max_attempts must be at least 1, got 0", ""),
         (["--timeout", "-1"], ONE, "--timeout: '-1' is not a duration", ""),
-        (["--max-failures", "-1"], ONE, "'-1' is neither a count nor a share", ""),
         (["--option", "x"], ONE, "--option 'x' is not KEY=JSON", ""),
-        (["--option", "x=1"], ONE, "is a function; options are for classes", ""),
         (["--command", "true"], ONE, "either a workload or a command", ""),
     ],
 )
@@ -140,16 +137,6 @@ def test_added_items_need_the_keys_of_the_command(hpctk: Hpctk) -> None:
     added = hpctk("add", "run", "--items", "-", stdin='{"seed": 2}\n{"sed": 3}\n')
 
     assert_refused(added, "item 1 has no key 'seed', which the command", hint="mean 'sed'?")
-
-
-@pytest.mark.parametrize("command", ["work", "status", "add"])
-def test_path_that_is_no_run_is_refused(hpctk: Hpctk, command: str) -> None:
-    words = ("--seal",) if command == "add" else ()
-    assert_refused(hpctk(command, "here", *words), r"here is not a run: it has no run\.json")
-
-    Path("here").touch()
-    ended = hpctk(command, "here", *words)
-    assert_refused(ended, r"here is a file, not a run", hint="name the run's directory")
 
 
 CANARY = "from pathlib import Path\nPath('canary').touch()\ndef work(item):\n    return {}\n"
@@ -232,43 +219,13 @@ def test_read_only_run_can_be_read_and_says_so_where_it_must_be_written(
     assert_refused(made, "cannot make .*: Read-only file system", hint="permissions")
 
 
-def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:
-    """Invariant I8."""
-    run = hpctk.make_sleeping(6, 0.0)
-    assert hpctk("work", "run").code == 0
-    (journal,) = run.paths.journals.iterdir()
-    lines = journal.read_bytes().splitlines(keepends=True)
-    damaged = lines[0].replace(b'"done"', b'"DONE"')
-    journal.write_bytes(damaged + b"".join(lines[1:-1]) + lines[-1][:20])
-
-    status = hpctk("status", "run", "--json").json
-
-    assert status["stages"]["items"] | {"sealed": True} == {
-        "total": 6,
-        "pending": 1,
-        "running": 0,
-        "claimed": 0,
-        "done": 5,
-        "failed": 0,
-        "retried": 0,
-        "duplicates": 0,
-        "sealed": True,
-        "coming": 0,
-        "waiting": 0,
-        "skipped": 0,
-    }
-    assert any(
-        "line at byte 0 is skipped: wrong checksum" in warning for warning in status["warnings"]
-    )
-    assert any("torn last line (20 bytes" in warning for warning in status["warnings"])
-    assert hpctk("work", "run").code == 0
-    assert {row["state"] for row in Run.open("run").results()} == {"done"}
-
-
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (["status", "rum"], "rum is not a run", "did you mean 'run'?"),
+        (["status", "rum"], "rum is not a run: it has no run.json", "did you mean 'run'?"),
+        (["work", "trace"], "trace is not a run: it has no run.json", ""),
+        (["status", "items.jsonl"], "items.jsonl is a file, not a run", "name the run's directory"),
+        (["add", "items.jsonl", "--seal"], "items.jsonl is a file, not a run", "name the run's"),
         (["status", "."], "is not a run", "it contains runs: run"),
         (["work", "rum/../run/stages"], "is not a run", "make one with 'hpctk init'"),
         (["add", "run", "--items", "tems.jsonl"], "cannot read", "did you mean 'items.jsonl'?"),

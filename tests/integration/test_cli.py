@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -13,11 +11,9 @@ import pytest
 
 from hpc_toolkit.cli.runs import try_
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.journal import encode_line
 from hpc_toolkit.rundir.values import natural
-from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until
+from tests.integration.realrun import Hpctk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,18 +36,6 @@ def test_stdout_carries_data_only(hpctk: Hpctk) -> None:
     assert [json.loads(line)["item"] for line in gather.out.splitlines()] == [{"id": 1}, {"id": 2}]
 
 
-def test_status_check_exits_with_1_only_when_items_failed(hpctk: Hpctk) -> None:
-    hpctk.make([{}], name="good")
-    hpctk.make([{"how": "memory"}], name="bad", max_attempts=1)
-    for name in ("good", "bad"):
-        assert hpctk("work", name).code == 0
-
-    assert hpctk("status", "good", "--check").code == 0
-    assert hpctk("status", "bad", "--check").code == 1
-    assert hpctk("status", "bad").code == 0
-    assert "1 x MemoryError" in hpctk("status", "bad").out
-
-
 def test_check_of_all_runs_exits_with_1_if_one_failed_or_cannot_be_read(hpctk: Hpctk) -> None:
     hpctk.make([{}], name="runs/good")
     hpctk.make([{}], name="runs/new")
@@ -60,31 +44,17 @@ def test_check_of_all_runs_exits_with_1_if_one_failed_or_cannot_be_read(hpctk: H
 
     hpctk.make([{"how": "memory"}], name="runs/bad", max_attempts=1)
     assert hpctk("work", "runs/bad").code == 0
+    checks = {"runs/good": 0, "runs/bad": 1, "--json": 1}
+    assert {word: hpctk("status", word, "--check").code for word in checks} == checks
     assert hpctk("status", "--check").code == 1
-    assert hpctk("status", "--check", "--json").code == 1
     assert hpctk("status").code == 0
+    assert "1 x MemoryError" in hpctk("status", "runs/bad").out
 
     (hpctk.cwd / "runs/bad/run.json").write_text("{")
     damaged = hpctk("status", "--check")
     assert damaged.code == 1
     assert "runs/good" in damaged.out
     assert "runs/bad/run.json is damaged" in damaged.err
-
-
-def test_gather_of_a_complete_run_binds_its_rows(hpctk: Hpctk) -> None:
-    """Invariant I2: a line that comes after the table is a duplicate."""
-    run = hpctk.make([{"cure": "cure"}, {"cure": "cure"}], "sample_workloads:fail", max_attempts=1)
-    assert hpctk("work", "run").code == 0
-    first = hpctk("gather", "run").out
-    late = {"type": "done", "unit": "items/000001-0", "generation": 1, "item": 0}
-    line = encode_line({**late, "value": {"late": True}, "seconds": 0.1, "at": 0.0})
-
-    run.paths.journal("late-1-aaaaaa").write_bytes(line)
-
-    assert first.count('"failed"') == 2
-    assert hpctk("gather", "run").out == first
-    status = hpctk("status", "run", "--json").json
-    assert (status["published"], status["stages"]["items"]["failed"]) == (True, 2)
 
 
 def test_try_shows_what_work_records(
@@ -120,8 +90,7 @@ def test_try_shows_what_work_records(
 
 
 def test_logs_of_an_item_are_what_it_printed(hpctk: Hpctk) -> None:
-    hpctk.make([{}, {"fail": True}, {}], "sample_workloads:speak", max_attempts=2)
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    hpctk.worked([{}, {"fail": True}, {}], "sample_workloads:speak", max_attempts=2, workers=1)
 
     one = hpctk("logs", "run", "--item", "1")
     as_json = [
@@ -154,8 +123,6 @@ def test_run_may_be_left_out_where_only_one_is_meant(hpctk: Hpctk) -> None:
 
 
 BUG = """
-from hpc_toolkit.rundir.journal import encode_line
-from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.run import Run
 def broken(*_, **__):
     return [][1]
@@ -254,52 +221,3 @@ def test_two_adds_at_once_both_arrive_and_a_duplicate_once(hpctk: Hpctk) -> None
 
     assert sorted(add.ended().code for add in adds) == [0, 0, 0, 1, 1, 1]
     assert run.status().stages["items"].total == 4
-
-
-def test_worker_whose_number_was_given_to_another_process_is_not_alive(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(20, 0.2)
-    work = hpctk.start("work", "run")
-    wait_until(lambda: hpctk.noted("start"), "a start")
-    (path,) = run.paths.workers.glob("*.json")
-    work.send(signal.SIGKILL)
-    os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
-    work.ended()
-    # As if this test had got the number of the dead worker.
-    presence = Presence.decode(path.read_bytes())
-    assert presence is not None
-    fields = {name: getattr(presence, name) for name in Presence.__dataclass_fields__}
-    path.write_bytes(Presence(**{**fields, "pid": os.getpid()}).encode())
-
-    status = hpctk("status", "run", "--json").json
-
-    assert (status["workers"]["alive"], status["workers"]["dead"]) == (0, 1)
-    assert status["stages"]["items"]["running"] == 0
-
-
-def make_dead_workers(run: Run, count: int) -> None:
-    """Files as workers of another time left them."""
-    for number in range(count):
-        name = f"node{number}-{number}-aaaaaa"
-        presence = Presence(
-            worker=name, host=f"node{number}", boot="b", pid=1, rank=0, job=None, at=1e9
-        )
-        run.paths.worker(name).write_bytes(presence.encode())
-        run.paths.worker_lock(name).touch()
-        run.paths.journal(name).touch()
-
-
-def test_files_of_300_dead_workers_slow_no_takeover(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(400, 0.1)
-    make_dead_workers(run, 300)
-    work = hpctk.start("work", "run", "--workers", 2)
-    wait_until(lambda: len(hpctk.noted("end")) > 4, "some items")
-    _, item, _, worker, at = hpctk.noted("start")[-1]
-
-    os.kill(int(worker), signal.SIGKILL)
-
-    again = wait_until(lambda: hpctk.noted("start", item)[1:], "the item elsewhere")
-    assert float(again[0][4]) - float(at) < 8.0
-    work.send(signal.SIGTERM)
-    assert work.ended().code == 75
-    assert {row["attempts"] for row in rows_by_id(run, partial=True).values()} == {1}
-    assert len(journal_lines(run, "death")) == 1

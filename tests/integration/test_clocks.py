@@ -70,19 +70,3 @@ def test_i4_workers_a_day_apart_leave_each_other_alone_and_see_who_died(
 def _three(run: Run) -> list[dict[str, Any]]:
     found = workers_of(run)
     return found if len(found) == 3 else []
-
-
-@pytest.mark.soak
-def test_i4_a_drain_reaches_workers_whose_clocks_are_a_day_off(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(200, 0.1)
-    started = [
-        start_on(hpctk, "behind", wall=-DAY_S, since=0.0),
-        start_on(hpctk, "ahead", wall=DAY_S, since=0.0),
-    ]
-    wait_until(lambda: len(hpctk.noted("start")) > 2, "some items")
-    wait_until(lambda: len(workers_of(run)) == 2, "both")
-
-    assert run.drain() == 2
-
-    assert [one.ended().code for one in started] == [75, 75]
-    assert not journal_lines(run, "death")

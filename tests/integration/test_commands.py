@@ -24,33 +24,20 @@ ARGV = (
     """'import json, sys; print(json.dumps(dict(argv=sys.argv[1:])))'"""
 )
 VALUES = [
-    "a b",
-    "it's",
-    'say "hi"',
-    "$(touch canary)",
-    "`touch canary`",
-    "; touch canary",
-    "&& touch canary #",
+    *("a b", "it's", 'say "hi"', "\\", "--help", "", "ü → 漢", "{other}", "$HOME ${HOME} ~ * ?"),
+    *("$(touch canary)", "`touch canary`", "; touch canary", "&& touch canary #"),
     "a\ntouch canary\n",
-    "$HOME ${HOME} ~ * ?",
-    "\\",
-    "--help",
-    "",
-    "ü → 漢",
-    "{other}",
 ]
 
 
 def test_value_of_a_placeholder_is_one_word_and_never_code(hpctk: Hpctk, tmp_path: Path) -> None:
-    items = [{"value": value} for value in VALUES]
-    run = hpctk.make(items, None, command=f"{ARGV} {{value}} --out=/tmp/{{value}}.txt")
+    others = [1, 0.5, True, None, [1, "a b"], {"k": "v w"}]  # as JSON
+    items = [{"value": value} for value in [*VALUES, *others]]
+    run = hpctk.worked(items, None, command=f"{ARGV} {{value}} --out=/tmp/{{value}}.txt")
 
-    assert hpctk("work", "run").code == 0
-
-    rows = rows_by_id(run)
-    assert [rows[number]["value"] for number in rows] == [
-        {"argv": [value, f"--out=/tmp/{value}.txt"]} for value in VALUES
-    ]
+    words = [row["value"]["argv"] for row in rows_by_id(run).values()]
+    assert words[: len(VALUES)] == [[value, f"--out=/tmp/{value}.txt"] for value in VALUES]
+    assert [json.loads(value) for value, _ in words[len(VALUES) :]] == others
     assert not (tmp_path / "canary").exists()
 
 
@@ -65,25 +52,13 @@ def test_value_with_args_is_split_like_a_shell_and_never_code(hpctk: Hpctk) -> N
         "#x": ["#x"],
     }
     items = [{"value": value} for value in [*words, "it's"]]
-    run = hpctk.make(items, None, command=f"{ARGV} {{value:args}} end", max_attempts=3)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked(items, None, command=f"{ARGV} {{value:args}} end", max_attempts=3)
 
     *good, bad = rows_by_id(run).values()
     assert [row["value"]["argv"] for row in good] == [[*found, "end"] for found in words.values()]
     assert "cannot be split into words: No closing quotation" in bad["error"]
     assert bad["attempts"] == 1
     assert not (hpctk.cwd / "canary").exists()
-
-
-def test_value_that_is_no_text_is_one_word_of_json(hpctk: Hpctk) -> None:
-    values = [1, 0.5, True, None, [1, "a b"], {"k": "v w"}]
-    run = hpctk.make([{"value": value} for value in values], None, command=f"{ARGV} {{value}}")
-
-    assert hpctk("work", "run").code == 0
-
-    words = [row["value"]["argv"][0] for row in rows_by_id(run).values()]
-    assert [json.loads(word) for word in words] == values
 
 
 @pytest.mark.parametrize(
@@ -146,21 +121,10 @@ def test_placeholder_outside_of_quotes_is_taken(
 def test_command_that_fails_says_how_and_what_it_printed_last(
     hpctk: Hpctk, command: str, error: str
 ) -> None:
-    run = hpctk.make([{}], None, command=command, max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{}], None, command=command, max_attempts=1)
 
     assert error in rows_by_id(run)[0]["error"]
     assert not journal_lines(run, "death")
-
-
-def test_command_reads_its_whole_item_from_the_environment(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"a b": [1]}], None, command='echo "$HPCTK_ITEM"')
-
-    assert hpctk("work", "run").code == 0
-
-    row = rows_by_id(run)[0]
-    assert row["value"] == row["item"]
 
 
 def test_output_of_a_command_is_seen_while_it_runs(hpctk: Hpctk, tmp_path: Path) -> None:
@@ -207,9 +171,7 @@ def test_value_of_a_command_is_its_last_line_if_that_is_an_object_however_long(
 
 
 def test_command_ends_when_its_shell_does(hpctk: Hpctk) -> None:
-    run = hpctk.make([{}], None, command="sleep 3600 & echo '{{\"ok\": 1}}'")
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{}], None, command="sleep 3600 & echo '{{\"ok\": 1}}'")
 
     assert rows_by_id(run)[0]["value"] == {"ok": 1}
 
@@ -229,9 +191,7 @@ def test_last_line_that_begins_as_an_object_and_cannot_be_read_is_reported(
     hpctk: Hpctk, tmp_path: Path, line: str, reason: str
 ) -> None:
     (tmp_path / "line").write_text(line.replace("{{", "{").replace("}}", "}"))
-    run = hpctk.make([{}], None, command='printf "$(cat line)"')
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{}], None, command='printf "$(cat line)"')
 
     value = rows_by_id(run)[0]["value"]
     assert value["exit_code"] == 0
@@ -282,9 +242,7 @@ def test_item_of_any_length_is_in_a_file_and_in_the_environment_if_it_fits(
 def test_value_that_no_command_can_take_fails_the_item_at_once_with_its_key(
     hpctk: Hpctk, value: object, message: str
 ) -> None:
-    run = hpctk.make([{"v": value}], None, command="echo {id} {v}")
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{"v": value}], None, command="echo {id} {v}")
 
     row = rows_by_id(run)[0]
     hint = " (read the item from the JSON file $HPCTK_ITEM_FILE)"

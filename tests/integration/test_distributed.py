@@ -18,20 +18,16 @@ PROGRAM = Path(__file__).with_name("distributed_program.py")
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("ranks")
-    run_ranks(3, PROGRAM, str(found))
-    return found
-
-
-@pytest.fixture(scope="module")
-def found(directory: Path) -> list[dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
+    directory = tmp_path_factory.mktemp("ranks")
+    run_ranks(3, PROGRAM, str(directory))
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(3)]
 
 
-def test_each_rank_knows_its_place(found: list[dict[str, Any]]) -> None:
+def test_each_rank_knows_its_place_and_has_samples_of_its_own(found: list[dict[str, Any]]) -> None:
     assert [one["info"] for one in found] == [[rank, 3, "gloo", "cpu"] for rank in range(3)]
+    assert sorted(sample for one in found for sample in one["samples"]) == list(range(9))
 
 
 def test_collectives_give_sums_averages_and_parts(found: list[dict[str, Any]]) -> None:
@@ -62,11 +58,7 @@ def test_a_checkpoint_holds_each_ranks_generators_and_the_bare_model(
     for one in found:
         told = one["checkpointed"]
         assert (told["step"], told["which"], told["names"]) == (3, 0, ["bias", "weight"])
-
-
-def test_all_ranks_learn_that_a_checkpoint_could_not_be_written(
-    found: list[dict[str, Any]],
-) -> None:
+    # All ranks learn that one could not be written.
     assert len({one["checkpointed"]["refused"] for one in found}) == 1
     assert "cannot be written" in found[2]["checkpointed"]["refused"]
 
@@ -76,12 +68,6 @@ def test_a_signal_at_one_rank_stops_all_after_the_same_step(found: list[dict[str
 
     assert len(steps) == 1
     assert min(steps) >= 4
-
-
-def test_each_sample_is_one_ranks(found: list[dict[str, Any]]) -> None:
-    samples = [sample for one in found for sample in one["samples"]]
-
-    assert sorted(samples) == list(range(9))
 
 
 FAILING = """

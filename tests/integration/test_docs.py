@@ -23,6 +23,7 @@ import pytest
 from hpc_toolkit.system.ranks import host_name
 from tests.documents import EXAMPLE_DOCS, REPOSITORY, USER_DOCS, Block, read_blocks
 from tests.notebooks import execute
+from tests.toyrun import tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,19 +144,9 @@ def test_i7_status_changes_nothing_below_the_run(tmp_path: Path) -> None:
     (tmp_path / "items.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     shell.run("hpctk", "init", "run", "--command", "exit {a}", "--items", "items.jsonl")
     shell.run("hpctk", "work", "run")
-    before = everything_below(tmp_path / "run")
+    before = tree(tmp_path / "run")
 
     printed = shell.run("hpctk", "status", "run", "--json")
 
     assert json.loads(printed)["stages"]["items"]["failed"] == 2
-    assert everything_below(tmp_path / "run") == before
-
-
-def everything_below(root: Path) -> dict[str, tuple[int, int, bytes]]:
-    """What a reader could leave behind: names, contents, times of change, of directories too."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        told = path.lstat()
-        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        found[str(path)] = (told.st_ctime_ns, told.st_size, data)
-    return found
+    assert tree(tmp_path / "run") == before

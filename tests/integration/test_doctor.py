@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tests.integration.realrun import wait_until
+import pytest
+
+from tests.integration.realrun import Ended, Hpctk, wait_until
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
@@ -18,84 +17,69 @@ if TYPE_CHECKING:
 STEP = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
 
 
-def start(*words: str, **environ: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "hpc_toolkit", "doctor", *words],
-        env={**os.environ, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with nothing in it."""
+    place = tmp_path / "place"
+    place.mkdir()
+    return place
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate()
-    return process.returncode, out, err
+def test_a_killed_examination_is_cleaned_up_by_the_next_one(hpctk: Hpctk, place: Path) -> None:
+    first = hpctk.start("doctor", place)
+    wait_until(lambda: [*place.glob(".hpctk-doctor-*/said-other")], "both sides")
+    first.send(signal.SIGKILL)
+    first.ended()
+    assert os.listdir(place)
+
+    found = hpctk("doctor", place, "--json")
+
+    assert found.code == 0
+    assert "left over" in {finding["check"] for finding in found.json["findings"]}
+    assert os.listdir(place) == []
 
 
-def test_a_killed_examination_is_cleaned_up_by_the_next_one(tmp_path: Path) -> None:
-    first = start(str(tmp_path))
-    wait_until(lambda: [*tmp_path.glob(".hpctk-doctor-*/said-other")], "both sides")
-    first.kill()
-    first.communicate()
-    assert os.listdir(tmp_path)
+def test_an_examination_that_is_asked_to_end_cleans_up_itself(hpctk: Hpctk, place: Path) -> None:
+    started = hpctk.start("doctor", place)
+    wait_until(lambda: [*place.glob(".hpctk-doctor-*/said-other")], "both sides")
 
-    code, out, _ = ended(start(str(tmp_path), "--json"))
+    started.send(signal.SIGTERM)
 
-    assert code == 0
-    assert "left over" in {finding["check"] for finding in json.loads(out)["findings"]}
-    assert os.listdir(tmp_path) == []
+    assert started.ended().code == 128 + signal.SIGTERM
+    assert os.listdir(place) == []
 
 
-def test_an_examination_that_is_asked_to_end_cleans_up_itself(tmp_path: Path) -> None:
-    process = start(str(tmp_path))
-    wait_until(lambda: [*tmp_path.glob(".hpctk-doctor-*/said-other")], "both sides")
+def test_two_tasks_of_a_step_examine_together_and_one_reports(hpctk: Hpctk, place: Path) -> None:
+    env = [{**STEP, "SLURM_PROCID": f"{rank}", "HPCTK_HOST": f"n{rank}"} for rank in (1, 0)]
+    tasks = [hpctk.start("doctor", place, "--json", env=one) for one in env]
 
-    process.send_signal(signal.SIGTERM)
+    other, found = (task.ended() for task in tasks)
 
-    assert ended(process)[0] == 128 + signal.SIGTERM
-    assert os.listdir(tmp_path) == []
-
-
-def test_two_tasks_of_a_step_examine_together_and_one_reports(tmp_path: Path) -> None:
-    tasks = [
-        start(str(tmp_path), "--json", **STEP, SLURM_PROCID=str(rank), HPCTK_HOST=f"n{rank}")
-        for rank in (1, 0)
-    ]
-
-    (other_code, other_out, other_err), (code, out, err) = map(ended, tasks)
-
-    assert (other_code, other_out, other_err) == (0, "", "")
-    assert (code, err) == (0, "")
-    report: dict[str, Any] = json.loads(out)
-    assert [side["host"] for side in report["sides"]] == ["n0", "n1"]
-    assert report["apart"] is False, "two names of one kernel prove nothing"
-    assert os.listdir(tmp_path) == []
+    assert other == Ended(0, "", "")
+    assert (found.code, found.err) == (0, "")
+    assert [side["host"] for side in found.json["sides"]] == ["n0", "n1"]
+    assert found.json["apart"] is False, "two names of one kernel prove nothing"
+    assert os.listdir(place) == []
 
 
-def test_an_unsafe_run_exits_with_1_and_says_so_in_its_first_line(tmp_path: Path) -> None:
+def test_an_unsafe_run_exits_with_1_and_is_found_as_by_every_command_that_reads(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
     toy = ToyRun(tmp_path / "run")
+    env = {"HPCTK_RUN": str(toy.root)}
+    assert hpctk("doctor", "--json", env=env).json["directory"] == str(toy.root)
     toy.stage_paths.entry(1).unlink()
 
-    code, out, err = ended(start(str(toy.root)))
+    found = hpctk("doctor", env=env)
 
-    assert (code, err) == (1, "")
-    assert out.splitlines()[0] == f"{toy.root}: unsafe"
-    assert "log (items)" in out
-
-
-def test_the_run_is_found_as_by_every_command_that_reads(tmp_path: Path) -> None:
-    toy = ToyRun(tmp_path / "run")
-
-    code, out, _ = ended(start("--json", HPCTK_RUN=str(toy.root)))
-
-    assert code == 0
-    assert json.loads(out)["directory"] == str(toy.root)
+    assert (found.code, found.err) == (1, "")
+    assert found.out.splitlines()[0] == f"{toy.root}: unsafe"
+    assert "log (items)" in found.out
 
 
-def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
-    code, out, err = ended(start(str(tmp_path / "nothing")))
+def test_what_is_no_directory_is_refused(hpctk: Hpctk) -> None:
+    found = hpctk("doctor", "nothing")
 
-    assert (code, out) == (1, "")
-    assert "is not a directory" in err
-    assert "hint: name a run" in err
+    assert (found.code, found.out) == (1, "")
+    assert "is not a directory" in found.err
+    assert "hint: name a run" in found.err

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -34,22 +33,14 @@ print(json.dumps(node.look_by_torch()))
 """
 
 
-def told(program: str, *words: str) -> Any:
-    """What a program prints, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.mark.torch
 def test_a_gpu_that_computes_is_told_apart_from_one_that_errs() -> None:
-    found = told(GPUS)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", GPUS], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
 
     assert found["cuda"] == "12.4"
     assert found["gpus"] == ["", "CUDA error: out of memory"]

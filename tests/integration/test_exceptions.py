@@ -28,9 +28,7 @@ STRANGE = {
 
 def test_exception_whose_methods_fail_is_the_error_of_its_item_and_no_death(hpctk: Hpctk) -> None:
     items = [{"error": code} for code in STRANGE]
-    run = hpctk.make(items, "sample_workloads:raise_strange", max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked(items, "sample_workloads:raise_strange", max_attempts=1)
 
     found = {row["item"]["error"]: row["error"] for row in rows_by_id(run).values()}
     assert not journal_lines(run, "death")
@@ -42,13 +40,11 @@ def test_exception_whose_methods_fail_is_the_error_of_its_item_and_no_death(hpct
 
 
 def test_error_of_megabytes_is_cut_with_its_length_and_complete_in_the_log(hpctk: Hpctk) -> None:
-    run = hpctk.make(
+    run = hpctk.worked(
         [{"error": "ValueError('begin' + 'x' * 5_000_000 + 'end')"}],
         "sample_workloads:raise_strange",
         max_attempts=1,
     )
-
-    assert hpctk("work", "run").code == 0
 
     error = rows_by_id(run)[0]["error"]
     assert error.startswith("ValueError: beginxxx")
@@ -62,23 +58,15 @@ def test_error_of_megabytes_is_cut_with_its_length_and_complete_in_the_log(hpctk
 
 
 BREAKING = [
-    "sys.stdout = None",
-    "sys.stderr = None",
-    "sys.stdout.close()",
-    "sys.stderr.close()",
-    "sys.stdout.detach()",
-    "os.close(1)",
-    "os.close(2)",
-    "os.close(1); sys.stdout = None",
+    *("sys.stdout = None", "sys.stdout.close()", "sys.stdout.detach()", "os.close(1)"),
+    *("sys.stderr = None", "sys.stderr.close()", "os.close(2)", "os.close(1); sys.stdout = None"),
 ]
 REPLACING = "sys.stdout = type('OnlyWrites', (), {'write': lambda *_: None})()"
 
 
 @pytest.mark.parametrize("code", [*BREAKING, REPLACING])
 def test_output_that_an_item_breaks_is_whole_for_the_next_item(hpctk: Hpctk, code: str) -> None:
-    run = hpctk.make([{"code": code}, {}], "sample_workloads:break_output", items_per_claim=1)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{"code": code}, {}], "sample_workloads:break_output", items_per_claim=1)
 
     assert [row["state"] for row in rows_by_id(run).values()] == ["done", "done"]
     assert not journal_lines(run, "death")
@@ -135,17 +123,6 @@ def test_describe_keeps_texts_of_up_to_4000_characters(error: Exception, text: s
     assert len(describe(ValueError("x" * 3989))) < 4_100
 
 
-@pytest.mark.parametrize("code", ["SystemExit(0)", "Unspeakable('text')", "SyntaxError('odd')"])
-def test_try_shows_any_exception_of_an_item(hpctk: Hpctk, code: str) -> None:
-    hpctk.make([{"error": code}], "sample_workloads:raise_strange")
-
-    ended = hpctk("try", "run")
-
-    assert ended.code == 1
-    assert code.partition("(")[0] in ended.err
-    assert "\nerror: the item failed, and nothing was recorded: " in ended.err
-
-
 @pytest.mark.parametrize(
     ("no_retry", "attempts"),
     [("ValueError", 1), ("LookupError, KeyError", 3), ("ArithmeticError,Exception", 1), (None, 3)],
@@ -154,9 +131,7 @@ def test_item_that_raises_an_exception_without_retry_fails_at_once(
     hpctk: Hpctk, no_retry: str | None, attempts: int
 ) -> None:
     items = [{"error": "SyntaxError('x')"}, {"error": "UnicodeError('x')"}]
-    run = hpctk.make(items, "sample_workloads:raise_strange", no_retry=no_retry)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked(items, "sample_workloads:raise_strange", no_retry=no_retry)
 
     rows = rows_by_id(run)
     assert rows[1]["attempts"] == attempts

@@ -65,9 +65,8 @@ class Scripts:
         )
 
     def run(self, *words: object) -> tuple[int, str, str]:
-        process = self.start(*words)
-        out, err = process.communicate()
-        return process.returncode, out, err
+        ended = self._hpctk.python("script.py", *words)
+        return ended.code, ended.out, ended.err
 
     def started(self) -> list[list[str]]:
         """The words of the lines that calls wrote as they began."""

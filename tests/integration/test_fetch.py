@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,8 @@ pytest.importorskip("huggingface_hub", reason="the extra torch is not installed"
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from tests.integration.realrun import Ended, Hpctk
 
 WEIGHTS = os.urandom(3 * 2**20)
 FILES = {
@@ -110,65 +109,58 @@ def hub() -> Iterator[tuple[str, type[Hub]]]:
     server.server_close()
 
 
-def fetch(tmp_path: Path, url: str, *options: str, steps: tuple[int, ...] = (0, 1)) -> Any:
+def fetch(hpctk: Hpctk, url: str, *options: str, steps: tuple[int, ...] = (0, 1)) -> Ended:
     items = "".join(
         json.dumps({"checkpoint": f"org/m@step{step}", "layer": layer}) + "\n"
         for step in steps
         for layer in (1, 2)
     )
-    return subprocess.run(
-        [sys.executable, "-m", "hpc_toolkit", "items", "fetch", "-", *options],
-        input=items,
-        env={**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    env = {"HF_ENDPOINT": url, "HF_HOME": str(hpctk.cwd / "hf"), "NO_COLOR": "1"}
+    return hpctk("items", "fetch", "-", *options, stdin=items, env=env)
 
 
 def test_checkpoints_are_downloaded_once_after_their_sizes_are_shown(
-    tmp_path: Path, hub: tuple[str, type[Hub]]
+    hpctk: Hpctk, hub: tuple[str, type[Hub]]
 ) -> None:
     url, handler = hub
-    empty = fetch(tmp_path, url, "--offline")
-    assert "org/m@step1: not in the local cache, and HF_HUB_OFFLINE is set\n" in empty.stdout
-    assert (empty.returncode, handler.sent) == (1, {})
-    dry = fetch(tmp_path, url, "--dry-run")
-    assert dry.stdout.startswith("2 checkpoints to download, 6.0 MiB; 0 in the cache\n"), dry
+    empty = fetch(hpctk, url, "--offline")
+    assert "org/m@step1: not in the local cache, and HF_HUB_OFFLINE is set\n" in empty.out
+    assert (empty.code, handler.sent) == (1, {})
+    dry = fetch(hpctk, url, "--dry-run")
+    assert dry.out.startswith("2 checkpoints to download, 6.0 MiB; 0 in the cache\n"), dry
     assert handler.sent == {}
 
-    done = fetch(tmp_path, url)
+    done = fetch(hpctk, url)
 
-    assert done.returncode == 0, done
-    assert "2 of 2: org/m@step" in done.stdout
+    assert done.code == 0, done
+    assert "2 of 2: org/m@step" in done.out
     # Both revisions have the same file, and the hub's cache stores it once.
     assert handler.sent["model.safetensors"] <= 2 * len(WEIGHTS)
     assert "pytorch_model.bin" not in handler.sent
     before = dict(handler.sent)
-    again = fetch(tmp_path, url)
-    assert again.stdout.startswith("0 checkpoints to download, 0 B; 2 in the cache\n")
+    again = fetch(hpctk, url)
+    assert again.out.startswith("0 checkpoints to download, 0 B; 2 in the cache\n")
     assert handler.sent == before
-    checked = fetch(tmp_path, url, "--offline")
-    assert checked.stdout.startswith("0 of 2 checkpoints are in the cache\n")
-    assert checked.stdout.count("not a complete safetensors file") == 2  # random bytes
-    assert "missing: 2 of 2 checkpoints" in checked.stderr
+    checked = fetch(hpctk, url, "--offline")
+    assert checked.out.startswith("0 of 2 checkpoints are in the cache\n")
+    assert checked.out.count("not a complete safetensors file") == 2  # random bytes
+    assert "missing: 2 of 2 checkpoints" in checked.err
     assert handler.sent == before
 
 
 def test_interrupted_download_continues_and_what_is_missing_is_named(
-    tmp_path: Path, hub: tuple[str, type[Hub]]
+    hpctk: Hpctk, hub: tuple[str, type[Hub]]
 ) -> None:
     url, handler = hub
     handler.stop_after = 2 * 2**20
-    cut = fetch(tmp_path, url, steps=(0,))
+    cut = fetch(hpctk, url, steps=(0,))
     handler.stop_after = None
-    assert cut.returncode in (0, 1), cut
+    assert cut.code in (0, 1), cut
 
-    done = fetch(tmp_path, url, steps=(0, 9))
+    done = fetch(hpctk, url, steps=(0, 9))
 
-    assert done.returncode == 1
-    assert "org/m@step9" in done.stderr
-    assert "missing: 1 of 2 checkpoints" in done.stderr
-    (stored,) = (tmp_path / "hf").glob("hub/models--org--m/snapshots/*/model.safetensors")
+    assert done.code == 1
+    assert "org/m@step9" in done.err
+    assert "missing: 1 of 2 checkpoints" in done.err
+    (stored,) = (hpctk.cwd / "hf").glob("hub/models--org--m/snapshots/*/model.safetensors")
     assert stored.read_bytes() == WEIGHTS

@@ -249,20 +249,6 @@ def test_a_worker_can_be_stopped_while_its_module_is_imported(hpctk: Hpctk) -> N
     assert not hpctk.leftovers()
 
 
-def test_a_pool_of_a_multiprocessing_item_works(hpctk: Hpctk) -> None:
-    main = """
-def main(item):
-    with multiprocessing.get_context(item["id"] and "spawn" or "fork").Pool(2) as pool:
-        return pool.map(abs, [-1, -2])
-"""
-    run = make(hpctk, main, 2, *FRESH, first="import multiprocessing\n")
-
-    assert hpctk("work", "run").code == 0
-
-    assert len(pids("imports")) == 1
-    assert [row["value"] for row in run.results()] == [[1, 2]] * 2
-
-
 def ranks(hpctk: Hpctk, count: int, *changes: dict[str, str]) -> list[Started]:
     """Workers as srun starts them for a step of one node."""
     step = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": "0", "SLURM_NTASKS": f"{count}"}

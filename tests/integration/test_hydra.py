@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -296,34 +295,3 @@ def test_settings_that_are_not_valid_are_named_in_one_line(
     assert said in out
     assert "Traceback" not in out
     assert scripts.began() == []
-
-
-SEARCH = (
-    CONFIG
-    + """
-  launcher: {workers: 2}
-  sweeper: {n_trials: 6, n_jobs: 2, sampler: {seed: 1}, params: {lr: "choice(0.1,0.2)"}}
-defaults: [_self_, {override hydra/sweeper: optuna}, {override hydra/sweeper/sampler: random}]
-"""
-)
-
-
-# The sweeper of Hydra 1.3 needs an older Optuna than hpctk, and that of 1.4 is not released.
-if find_spec("hydra_plugins.hydra_optuna_sweeper") is not None:
-
-    def test_trials_of_optuna_are_jobs_of_their_own_and_continue(scripts: Scripts) -> None:
-        Path("conf/config.yaml").write_text(SEARCH)
-        first = scripts.start()
-        scripts.wait(2, first)  # for the second batch
-        first.kill()
-        first.communicate()
-
-        scripts.run()
-
-        (results,) = Path("multirun").glob("*/*/optimization_results.yaml")
-        assert "best_value: 0.1" in results.read_text()
-        assert numbers(results.parent) == [*"012345"]
-        assert len({row[0] for row in scripts.began()}) == 6
-        began = len(scripts.began())
-        scripts.run()
-        assert len(scripts.began()) == began

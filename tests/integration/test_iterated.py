@@ -1,39 +1,20 @@
-"""An iterated benchmark: flaky, with one that hangs and one that kills its worker; and workers that
-are bound to their part of the machine."""
+"""Workers of an iterated benchmark that are bound to their part of the machine."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk
 
-COUNT, FLAKY = 100, 20
-HANGS, KILLS = 33, 66
 CODE = """
 import os, signal, time
 from examples.iterated import Iterations
 from hpc_toolkit.system.processes import parent_of
-from sample_workloads import first_time, note
-
-
-class Troubled(Iterations):
-    def measure(self, item, batch):
-        note(item, "start", item["seed"], os.getpid())
-        if "how" in item and first_time(item):
-            if item["how"] == "hang":
-                time.sleep(3600)
-            if item["how"] == "kill":
-                os.kill(parent_of(os.getppid())[0], signal.SIGKILL)
-                time.sleep(3600)
-            raise ConnectionError("flaky")
-        return super().measure(item, batch)
+from sample_workloads import first_time
 
 
 class Bound(Iterations):
@@ -54,56 +35,14 @@ class Bound(Iterations):
 """
 
 
-def troubled_items(root: Path) -> list[dict[str, Any]]:
-    """One of 20 fails at its first attempt; one hangs there, and one kills its worker."""
-    items: list[dict[str, Any]] = []
-    for seed in range(COUNT):
-        item: dict[str, Any] = {"seed": seed, "trace": str(root / "trace")}
-        how = {HANGS: "hang", KILLS: "kill"}.get(seed, "fail" if seed % FLAKY == 0 else "")
-        if how:
-            item |= {"how": how, "once": str(root / f"once-{seed}")}
-        items.append(item)
-    return items
-
-
-def write_lines(path: Path, items: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-
-
-@pytest.mark.slow
-def test_500_iterations_in_small_are_complete(hpctk: Hpctk) -> None:
-    (hpctk.cwd / "troubled.py").write_text(CODE)
-    write_lines(hpctk.cwd / "items.jsonl", troubled_items(hpctk.cwd))
-    made = hpctk(
-        *("init", "run", "--workload", "troubled:Troubled", "--items", "items.jsonl"),
-        *("--option", "batch=10", "--items-per-claim", 10, "--max-attempts", 3, "--timeout", "5s"),
-    )
-    assert made.code == 0, made.err
-
-    ended = hpctk("work", "run", "--workers", 10, "--monitor")
-
-    assert ended.code == 0, ended.err
-    rows = Run.open("run").results()
-    assert [row["item"]["seed"] for row in rows] == list(range(COUNT))
-    assert {row["state"] for row in rows} == {"done"}
-    assert all(abs(row["value"]["mean"]) < 0.2 for row in rows)
-    assert len({row["value"]["mean"] for row in rows}) == COUNT
-    status = hpctk("status", "run", "--json").json
-    assert status["deaths"] == 1
-    assert status["stages"]["items"]["retried"] >= COUNT // FLAKY + 1
-    (log,) = (hpctk.cwd / "run" / "logs").glob("monitor-*.jsonl")
-    assert json.loads(log.read_text().splitlines()[-1])["processes"] >= 1
-
-
 def test_workers_are_bound_to_their_part_of_the_machine_replaced_ones_too(hpctk: Hpctk) -> None:
-    (hpctk.cwd / "troubled.py").write_text(CODE)
-    items: list[dict[str, Any]] = [{"seed": seed} for seed in range(256)]
-    items[0]["once"] = str(hpctk.cwd / "once")
-    write_lines(hpctk.cwd / "items.jsonl", items)
+    (hpctk.cwd / "bound.py").write_text(CODE)
+    items = [{"seed": 0, "once": str(hpctk.cwd / "once")}, *({"seed": n} for n in range(1, 256))]
+    Path("items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     cpus = sorted(os.sched_getaffinity(0))
     workers = min(2, len(cpus))
     hpctk(
-        *("init", "run", "--workload", "troubled:Bound", "--items", "items.jsonl"),
+        *("init", "run", "--workload", "bound:Bound", "--items", "items.jsonl"),
         *("--option", "draws=10", "--option", "mib=60", "--items-per-claim", 4),
     )
 

@@ -78,18 +78,9 @@ def test_joblibs_own_tests_pass(tmp_path: Path) -> None:
     chosen = "(hpctk or not (threading or multiprocessing or sequential))"
     chosen += f" and not ({' or '.join(NOT_PASSED)})"
 
+    words = ("-m", "pytest", "-q", "-k", chosen, "--tb=short", "-p", "no:cacheprovider")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-k",
-            chosen,
-            "--tb=short",
-            "-p",
-            "no:cacheprovider",
-        ],
+        [sys.executable, *words],
         check=False,
         cwd=tmp_path,
         env={

@@ -50,38 +50,18 @@ def test_killed_worker_is_replaced_within_2_s(hpctk: Hpctk) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def kill_one_inside(hpctk: Hpctk, *, whole: bool) -> list[str]:
-    """Kill a worker, or its executor alone, inside an item; the trace's line of that item."""
-    words = wait_until(lambda: hpctk.noted("start"), "an item to start")[-1]
-    _, _, executor, worker, _ = words
-    os.kill(int(worker if whole else executor), signal.SIGKILL)
-    return words
-
-
 def test_death_on_the_same_host_is_seen_by_the_lock(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(12, 0.2)
     work = hpctk.start("work", "run", "--workers", 2)
 
-    kill_one_inside(hpctk, whole=True)
+    worker = wait_until(lambda: hpctk.noted("start"), "an item to start")[-1][3]
+    os.kill(int(worker), signal.SIGKILL)
 
     assert work.ended().code == 0
     (death,) = journal_lines(run, "death")
     assert (death["evidence"], death["explained"]) == ("lock", "")
     assert {row["attempts"] for row in run.results()} == {1}
     assert len(workers_of(run)) == 3  # the pool replaced it
-
-
-@pytest.mark.slow
-def test_worker_that_lives_on_another_host_is_left_alone(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(1, 2.5)
-    busy = hpctk.start("work", "run", "--lease", "1.5s", env={"HPCTK_HOST": "node-a"})
-    wait_until(lambda: hpctk.noted("start"), "the item to start")
-
-    idle = hpctk("work", "run", "--lease", "1.5s", env={"HPCTK_HOST": "node-b"})
-
-    assert (idle.code, busy.ended().code) == (0, 0)
-    assert not journal_lines(run, "death")
-    assert len(hpctk.noted("start")) == 1
 
 
 @pytest.mark.slow
@@ -188,25 +168,6 @@ def test_children_of_a_command_die_with_its_worker(hpctk: Hpctk, victim: str) ->
     assert_still(beat, hpctk)
     assert rows_by_id(run)[0]["value"] == {"ok": 1}
     assert len(journal_lines(run, "death")) == 1
-
-
-def test_children_of_a_function_die_with_its_worker(hpctk: Hpctk) -> None:
-    beat = hpctk.cwd / "beat"
-    run = hpctk.make(
-        [{"once": str(hpctk.cwd / "once"), "beat": str(beat)}], "sample_workloads:spawn_once"
-    )
-    work = hpctk.start("work", "run")
-    wait_until(beat.exists, "the child")
-    words = wait_until(lambda: hpctk.noted("start"), "its parent's line")[0]
-
-    for pid in words[3], words[2]:
-        with suppress(ProcessLookupError):  # an executor dies with its worker
-            os.kill(int(pid), signal.SIGKILL)
-
-    wait_until(lambda: not lives(int(words[4])), "the child to be gone")
-    assert work.ended().code == 0
-    assert_still(beat, hpctk)
-    assert rows_by_id(run)[0]["attempts"] == 1
 
 
 def test_hanging_command_is_ended_with_its_children_by_the_timeout(hpctk: Hpctk) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -24,69 +23,29 @@ from tests.integration.kinds_of_results import KINDS, NOT_STORED, Kind
 
 HERE = Path(__file__).parent
 ITEMS = [{"kind": name} for name in (*KINDS, NOT_STORED)]
-EXECUTOR = """
-import sys
-from hpc_toolkit import Executor
-from kinds_of_results import named
-if __name__ == "__main__":
-    with Executor("run", workers=1) as executor:
-        calls = {name: executor.submit(named, name) for name in sys.argv[1:]}
-    for name, call in calls.items():
-        assert call.exception() is not None or name == "none" or call.result() is not None
-"""
 
 
-def _with_list(work: str) -> Callable[[], None]:
-    def make() -> None:
-        Path("items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
-        _hpctk("init", "run", "--workload", f"kinds_of_results:{work}", "--items", "items.jsonl")
-        _hpctk("work", "run")
-
-    return make
-
-
-def _with_map() -> None:
-    Path("items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
-    words = ("--items", "items.jsonl", "--workers", "1", "--run", "run")
-    _hpctk("map", "kinds_of_results:give", *words, code=1)
-
-
-def _with_executor() -> None:
-    Path("script.py").write_text(EXECUTOR)
-    subprocess.run([sys.executable, "script.py", *KINDS, NOT_STORED], check=True)
-
-
-def _hpctk(*words: str, code: int = 0) -> str:
-    """Call the command line; what it says on stderr."""
+def _hpctk(*words: str) -> None:
+    """Call the command line."""
     argv = [sys.executable, "-m", "hpc_toolkit", *words]
     ended = subprocess.run(argv, capture_output=True, check=False)
-    assert ended.returncode == code, ended.stderr.decode()
-    return ended.stderr.decode()
-
-
-WAYS = {
-    "function": _with_list("give"),
-    "class": _with_list("Giver"),
-    "map": _with_map,
-    "executor": _with_executor,
-}
-# The others are called otherwise: see test_work.py, test_map.py and test_executor.py.
-EACH = [pytest.param(way, marks=[pytest.mark.soak] * (way != "function")) for way in WAYS]
+    assert ended.returncode == 0, ended.stderr.decode()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", EACH)
 def test_a_result_of_any_kind_is_done_at_once_and_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One run has every kind: its processes import torch, pandas and polars once."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
     monkeypatch.syspath_prepend(HERE)
     kinds = import_module("kinds_of_results")  # by the name that workers have for it
-    WAYS[way]()
+    Path("items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
+    _hpctk("init", "run", "--workload", "kinds_of_results:give", "--items", "items.jsonl")
+    _hpctk("work", "run")
     run = Run.open(tmp_path / "run")
-    rows = {(row["item"].get("kind") or row["item"]["args"][0]): row for row in run.table()}
+    rows = {row["item"]["kind"]: row for row in run.table()}
 
     for name, kind in kinds.KINDS.items():
         try:

@@ -198,16 +198,3 @@ def test_full_disk_is_no_bug_of_a_command_that_writes(
     assert "error: " in ended.err
     assert "No space left on device" in ended.err
     assert "Traceback" not in ended.err
-
-
-def test_disk_that_is_full_from_the_start_is_said_with_75(hpctk: Hpctk, small_disk: Path) -> None:
-    run = hpctk.make([{}], name=str(small_disk / "run"))
-    fill(small_disk, but=0)
-
-    full = hpctk("work", run.root, "--idle-exit", "500ms")
-
-    assert full.code == 75
-    assert "No space left on device" in full.err
-    assert "Traceback" not in full.err
-    (small_disk / "filler").unlink()
-    assert hpctk("work", run.root).code == 0

@@ -115,9 +115,13 @@ def toy(fast_dir: Path) -> ToyRun:
     return toy
 
 
-def test_keys_scroll_and_show_all_workers(toy: ToyRun, watch: Callable[..., Terminal]) -> None:
+def test_keys_show_all_workers_and_a_resize_draws_the_screen_anew(
+    toy: ToyRun, watch: Callable[..., Terminal]
+) -> None:
     terminal = watch(toy.root)
-    terminal.shown("q quit")
+    before = terminal.shown("q quit")
+    terminal.resize(40, 20)
+    terminal.shown(r"\x1b\[20;1H.*w workers  j, k scroll  q quit", before)
 
     terminal.press("w", "w  idle  0 done")
     terminal.press("q", re.escape(LEAVE))
@@ -144,17 +148,6 @@ def test_a_training_is_drawn_in_place(tmp_path: Path, watch: Callable[..., Termi
     assert terminal.ended() == 0
     assert terminal.text.count("\x1b[2J") == 2  # at its begin
     assert "step 12" in terminal.text.partition(LEAVE)[2]
-
-
-def test_a_resize_draws_the_screen_anew(toy: ToyRun, watch: Callable[..., Terminal]) -> None:
-    terminal = watch(toy.root)
-    before = terminal.shown("q quit")
-
-    terminal.resize(40, 20)
-
-    terminal.shown(r"\x1b\[20;1H.*w workers  j, k scroll  q quit", before)
-    terminal.press("q", re.escape(LEAVE))
-    assert terminal.ended() == 0
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.integration.realrun import Hpctk, wait_until
+from tests.integration.realrun import Hpctk
 
 WORK = """\
 import os, time
@@ -49,18 +47,6 @@ def test_map_goes_on_after_a_failure_that_was_fixed(hpctk: Hpctk) -> None:
     Path("fixed").touch()
     hpctk("retry")
     assert hpctk(*MAP, "-o", "rows.csv").code == 0
-
-
-def test_map_that_is_killed_goes_on_where_it_was(hpctk: Hpctk) -> None:
-    Path("fixed").touch()
-    first = hpctk.start(*MAP, "--workers", "2")
-    wait_until(lambda: any(Path("runs/work-square/journals").glob("*.jsonl")), "a worker")
-    os.killpg(first.pid, signal.SIGKILL)
-    first.ended()
-
-    assert hpctk(*MAP, "--workers", "2", "-o", "rows.json").code == 0
-
-    assert len(json.loads(Path("rows.json").read_text())) == 30
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from tests.documents import REPOSITORY
 from tests.notebooks import EXAMPLE
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_the_example_is_kept_with_outputs_of_no_real_machine() -> None:

@@ -13,9 +13,7 @@ HUNGRY = "sample_workloads:Hungry"
 
 
 def test_item_that_runs_out_of_memory_is_run_again_smaller_without_an_attempt(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"fits": 99}, {"fits": 2}, {"fits": 99}], HUNGRY, max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{"fits": 99}, {"fits": 2}, {"fits": 99}], HUNGRY, max_attempts=1)
 
     rows = rows_by_id(run)
     assert rows[1]["value"] == {"batch": 2}
@@ -29,18 +27,14 @@ def test_item_that_runs_out_of_memory_is_run_again_smaller_without_an_attempt(hp
 
 
 def test_group_whose_load_runs_out_of_memory_is_loaded_again_smaller(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"fits": 8}] * 2, HUNGRY, options={"loads": 2}, max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{"fits": 8}] * 2, HUNGRY, options={"loads": 2}, max_attempts=1)
 
     assert [row["value"] for row in run.results()] == [{"batch": 2}] * 2
     assert len(hpctk.noted("oom")) == 2
 
 
 def test_item_that_never_fits_is_a_failed_attempt_that_says_oom(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"fits": 99}, {"fits": -1}, {"fits": 99}], HUNGRY, max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{"fits": 99}, {"fits": -1}, {"fits": 99}], HUNGRY, max_attempts=1)
 
     (failed,) = journal_lines(run, "failed")
     assert (failed["item"], failed["gpu_oom"], failed["error_type"]) == (
@@ -50,12 +44,3 @@ def test_item_that_never_fits_is_a_failed_attempt_that_says_oom(hpctk: Hpctk) ->
     )
     assert len(hpctk.noted("start", "1")) == 1 + 8
     assert [row["state"] for row in run.results()] == ["done", "failed", "done"]
-
-
-def test_workload_that_cannot_be_smaller_fails_the_item_once_an_attempt(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"fits": 1}], HUNGRY, options={"shrinks": False}, max_attempts=2)
-
-    assert hpctk("work", "run").code == 0
-
-    assert len(hpctk.noted("start", "0")) == 2
-    assert [row["attempts"] for row in run.results()] == [2]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,13 @@ from hpc_toolkit.queue.presence import DRAINING, read_presence
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, journal_lines, wait_until
 from tests.toyrun import units_of
+
+
+def worked(hpctk: Hpctk, **how: Any) -> Run:
+    """A run of which one worker did all items."""
+    run = make(hpctk, **how)
+    assert hpctk("work", "run", "--workers", 1).code == 0
+    return run
 
 
 def make(hpctk: Hpctk, groups: int = 4, gate: Path | None = None, **options: Any) -> Run:
@@ -50,54 +54,11 @@ def draining(worker: Path) -> bool:
 
 
 def test_each_group_but_the_first_is_prefetched_once_before_it_is_loaded(hpctk: Hpctk) -> None:
-    run = make(hpctk, groups=6)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, groups=6)
 
     assert {row["state"] for row in run.results()} == {"done"}
     assert sorted(loads(hpctk)) == [f"g{number}" for number in range(6)]
     in_order(hpctk)
-
-
-_ANSWERS = """
-import os, sys
-from pathlib import Path
-from hpc_toolkit.worker.starting import Executor
-from hpc_toolkit.system.processes import readable
-from hpc_toolkit.run import Run
-stage = Run.open("run").manifest.stages[0]
-executor = Executor({stage.name: stage}, Path("log"))
-request = {"stage": stage.name, "unit": "u", "generation": 1, "positions": [0], "deadline": None}
-executor.start({**request, "failures_left": 8, "expected_s": 0.0}, [sys.argv[1].encode()])
-said = b""
-while not said.endswith(b"e\\n"):
-    assert executor.results in readable(executor.results, executor.ended, timeout_s=400), said
-    more = os.read(executor.results, 4096)
-    assert more, said
-    said += more
-executor.end()
-print([line for line in said.decode().splitlines() if line[0] == "a"])
-"""
-
-
-@pytest.mark.parametrize(("workload", "answer"), [("Grouped", "a"), ("Prefetching", "ayes")])
-def test_an_executor_says_whether_its_workload_prefetches(
-    hpctk: Hpctk, workload: str, answer: str
-) -> None:
-    options = {"trace": str(hpctk.trace), "groups": 1} if workload == "Prefetching" else {}
-    hpctk.make([{"g": "a"}], f"sample_workloads:{workload}", options=options, group_by="g")
-    item = json.dumps({"g": "a", "id": 0, "trace": str(hpctk.trace)})
-
-    ended = subprocess.run(
-        [sys.executable, "-c", _ANSWERS, item],
-        cwd=hpctk.cwd,
-        env=hpctk.environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert ended.stdout == f"{[answer]}\n"
 
 
 def test_no_two_workers_prefetch_the_same_group(hpctk: Hpctk) -> None:
@@ -111,9 +72,7 @@ def test_no_two_workers_prefetch_the_same_group(hpctk: Hpctk) -> None:
 
 
 def test_a_prefetch_that_fails_is_a_line_in_the_log_and_no_failure(hpctk: Hpctk) -> None:
-    run = make(hpctk, how="fail")
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, how="fail")
 
     assert {(row["state"], row["attempts"]) for row in run.results()} == {("done", 1)}
     (log,) = [path.read_text() for path in run.paths.logs.iterdir()]
@@ -130,9 +89,7 @@ def test_a_prefetch_that_ends_its_process_does_so_once_and_no_item_fails_for_it(
 ) -> None:
     """Where each group is a unit of its own the worker names the next; within one, nobody."""
     with units_of(unit):
-        run = make(hpctk, how="kill", waits=False)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+        run = worked(hpctk, how="kill", waits=False)
 
     groups = [group for _, group in hpctk.noted("prefetch")]
     assert {row["state"] for row in run.results()} == {"done"}
@@ -141,9 +98,7 @@ def test_a_prefetch_that_ends_its_process_does_so_once_and_no_item_fails_for_it(
 
 
 def test_a_prefetch_that_never_ends_holds_up_neither_results_nor_the_end(hpctk: Hpctk) -> None:
-    run = make(hpctk, how="hang")
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, how="hang")
 
     assert {row["state"] for row in run.results()} == {"done"}
     assert len(hpctk.noted("prefetch")) == 1, "two at once"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,16 +94,9 @@ class Published:
         for name, text in {**files, **DATA, "notebook.py": NOTEBOOK}.items():
             (where / name).parent.mkdir(parents=True, exist_ok=True)
             (where / name).write_text(text)
-        ended = subprocess.run(
-            [sys.executable, *words],
-            cwd=where,
-            env=hpctk.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return self.results(where, ended.stdout)
+        ended = hpctk.python(*words, cwd=where)
+        assert ended.code == 0, ended.err
+        return self.results(where, ended.out)
 
 
 PUBLISHED = {

@@ -233,17 +233,6 @@ def test_a_node_that_is_not_fit_is_left_out_and_the_others_work(slurm: FakeSlurm
     assert {"--nodes=1", "--ntasks=4", "--nodelist=n2"} <= set(step)
 
 
-def test_uneven_ranks_need_every_node(slurm: FakeSlurm) -> None:
-    """How many ranks a node has is Slurm's choice: nobody could say how many are left."""
-    slurm.answer(preflight_code=1, ready="n2: ready: 4 GPUs")
-
-    code, output = slurm.run(script_of(slurm))
-
-    assert code == 1
-    assert "error: a node failed the preflight: see above" in output
-    assert not [call for call in slurm.calls("srun") if "work" in call]
-
-
 def test_one_rank_is_the_only_task_of_the_job_and_needs_every_node(slurm: FakeSlurm) -> None:
     slurm.environ["SLURM_NTASKS_PER_NODE"] = "4"
     script = script_of(slurm, one_rank=True, workers_per_task=3, cpus_per_task=6)
@@ -315,6 +304,8 @@ def test_hostile_words_of_the_surroundings_are_passed_on_as_they_are(
     activated = [["conda", "activate", fields["conda"]]] if environment == "conda" else []
     told = ["a b", "--c=%d"]  # a line of more than plain words is refused
     own = [told, [*told, "node"], ["program", text, text], [*told, "after"]]
+    flags = {"--kill-on-bad-exit=1", "--wait=60", "--label", "--cpus-per-task=6"}
+    assert flags <= {*slurm.calls("srun")[-1]}
     assert slurm.calls("record") == [*activated, *own]
     assert slurm.calls("module") == [["load", "a"]]
     if "container" in fields:
@@ -355,8 +346,7 @@ def test_no_variable_of_bash_or_the_script_can_be_set_unless_it_is_exported_as_a
 
 
 @pytest.mark.parametrize(
-    ("end", "deadline"),
-    [("1900000000", "1900000000"), ("N/A", None), ("", None)],
+    ("end", "deadline"), [("1900000000", "1900000000"), ("N/A", None), ("", None)]
 )
 def test_deadline_comes_from_squeue_where_slurm_does_not_set_it(
     slurm: FakeSlurm, end: str, deadline: str | None
@@ -389,6 +379,15 @@ def test_deadline_comes_from_squeue_where_slurm_does_not_set_it(
             lambda slurm: slurm.answer(preflight_code=1, ready="n2: no GPU"),
             "error: no node is fit for this job: see above",
         ),
+        *(
+            (lambda slurm, code=code: slurm.answer(srun_code=code), "error: no node is fit for")
+            for code in (1, 139, 255)
+        ),
+        # How many ranks a node has is Slurm's choice: nobody could say how many are left.
+        (
+            lambda slurm: slurm.answer(preflight_code=1, ready="n2: ready: 4 GPUs"),
+            "error: a node failed the preflight: see above",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_before_a_step_starts(
@@ -399,7 +398,7 @@ def test_what_cannot_work_is_said_before_a_step_starts(
 
     code, output = slurm.run(script)
 
-    assert code == 1
+    assert (code, slurm.requeued) == (1, False)
     assert message in output
     assert not [call for call in slurm.calls("srun") if "work" in call]
 
@@ -442,62 +441,37 @@ def test_a_node_that_is_lost_before_it_was_checked_lets_the_job_start_again(
     assert "not requeued: --no-requeue" in refusal
 
 
-@pytest.mark.parametrize("srun_code", [1, 139, 255])
-def test_checks_that_fail_alike_everywhere_end_the_job(slurm: FakeSlurm, srun_code: int) -> None:
-    slurm.answer(srun_code=srun_code)
-
-    code, output = slurm.run(script_of(slurm))
-
-    assert code == 1
-    assert "error: no node is fit for this job: see above" in output
-    assert not slurm.requeued
+UNREADABLE: dict[str, Any] = {}
 
 
 @pytest.mark.parametrize(
-    ("work_code", "pending", "complete", "expected"),
+    ("work_code", "left", "expected", "requeued"),
     [
-        (0, 0, True, 0),
-        (139, 0, True, 0),  # a rank crashed, and the others did its items
-        (75, 0, False, 0),  # the run is open, and nothing is left to do now
-        (1, 5, False, 1),  # an error that the next start would meet again
-        (2, 5, False, 2),
+        (0, {"count": 0, "complete": True}, 0, False),
+        (139, {"count": 0, "complete": True}, 0, False),  # the others did what a rank crashed at
+        (75, {"count": 0}, 0, False),  # the run is open, and nothing is left to do now
+        (1, {"count": 5}, 1, False),  # an error that the next start would meet again
+        (2, {"count": 5}, 2, False),
+        *((code, {"count": 1}, 0, True) for code in (0, 75, 137)),  # whatever a rank died of
+        (75, {"count": 1, "elsewhere": 1}, 75, False),
+        (75, {"count": 2, "elsewhere": 1}, 0, True),
+        # Then the exit code decides.
+        (0, UNREADABLE, 0, False),
+        (75, UNREADABLE, 0, True),
     ],
 )
-def test_a_job_is_not_requeued_without_a_reason(
-    slurm: FakeSlurm, work_code: int, pending: int, expected: int, *, complete: bool
+def test_a_job_is_requeued_for_items_that_it_could_do(
+    slurm: FakeSlurm, work_code: int, left: dict[str, Any], expected: int, *, requeued: bool
 ) -> None:
-    slurm.answer(work_code=work_code)
-    slurm.left(pending, complete=complete)
+    slurm.answer(work_code=work_code, left_code=int(not left))
+    slurm.left(**{"count": 0, **left})
 
     code, output = slurm.run(script_of(slurm))
 
-    assert code == expected, output
-    assert not slurm.requeued
-
-
-@pytest.mark.parametrize(("left", "requeued"), [(1, False), (2, True)])
-def test_a_job_is_not_requeued_for_what_workers_of_others_hold(
-    slurm: FakeSlurm, left: int, *, requeued: bool
-) -> None:
-    slurm.answer(work_code=75)
-    slurm.left(left, elsewhere=1)
-
-    code, output = slurm.run(script_of(slurm))
-
-    assert slurm.requeued is requeued
-    assert code == (0 if requeued else 75)
-    assert ("not requeued: workers of other jobs hold all that is left" in output) is not requeued
-
-
-@pytest.mark.parametrize("work_code", [0, 75, 137])
-def test_a_job_with_items_left_is_requeued_whatever_a_rank_died_of(
-    slurm: FakeSlurm, work_code: int
-) -> None:
-    slurm.answer(work_code=work_code)
-    slurm.left(1)
-
-    assert slurm.run(script_of(slurm))[0] == 0
-    assert slurm.requeued
+    assert (code, slurm.requeued) == (expected, requeued), output
+    others = "not requeued: workers of other jobs hold all that is left" in output
+    assert others is (left.get("elsewhere") == left.get("count", 0))
+    assert ("items left: unknown" in output) is (not left)
 
 
 @pytest.mark.parametrize(
@@ -522,19 +496,6 @@ def test_a_job_that_may_not_start_again_exits_75(
 
     assert code == 75, output
     assert slurm.requeued is ("requeue_code" in answers)
-
-
-@pytest.mark.parametrize(("work_code", "requeued"), [(0, False), (75, True)])
-def test_without_a_readable_queue_the_exit_code_decides(
-    slurm: FakeSlurm, work_code: int, *, requeued: bool
-) -> None:
-    slurm.answer(work_code=work_code, left_code=1)
-
-    code, output = slurm.run(script_of(slurm))
-
-    assert code == 0, output
-    assert "items left: unknown" in output
-    assert slurm.requeued is requeued
 
 
 def start_a_rank(slurm: FakeSlurm, script: str) -> subprocess.Popen[str]:
@@ -716,18 +677,6 @@ def test_a_script_forgets_what_an_outer_job_left_behind(slurm: FakeSlurm) -> Non
     assert code == 0, output
     assert not left_behind & slurm.rank_environ.keys()
     assert slurm.rank_environ["SLURM_MEM_PER_CPU"] == "4096"
-
-
-def test_arguments_of_the_script_follow_those_of_the_program(slurm: FakeSlurm) -> None:
-    program = ("printf", "<%s>", HOSTILE_NAME)
-
-    code, output = slurm.run(script_of(slurm, "command", command=program), "--lr", "a b")
-
-    assert code == 0, output
-    assert f"<{HOSTILE_NAME}><--lr><a b>" in output
-    assert slurm.calls("srun")[-1][:4] == [
-        *("--kill-on-bad-exit=1", "--wait=60", "--label", "--cpus-per-task=6")
-    ]
 
 
 @pytest.mark.parametrize(("preempted", "expected"), [("N/A", 1), ("1900000000", 0)])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,7 +13,7 @@ from hpc_toolkit.training.scaling.recorder import Recorder
 pytest.importorskip("torch", reason="the extra torch is not installed")
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.integration.realrun import Hpctk
 
 RECORDED = """
 import time
@@ -29,45 +27,34 @@ recorder.finish()
 """
 
 
-def scaling(tmp_path: Path, *words: str) -> Any:
-    return subprocess.run(
-        [sys.executable, "-m", "hpc_toolkit", "scaling", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-
-
-def test_training_that_records_its_steps_is_compared(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(RECORDED)
+def test_training_that_records_its_steps_is_compared(hpctk: Hpctk) -> None:
+    (hpctk.cwd / "train.py").write_text(RECORDED)
     own = ("--world-sizes", "1,2", "--repeats", "2", "--", "train.py")
-    done = scaling(tmp_path, "run", "-o", "out", *own)
-    assert done.returncode == 0, done
-    again = scaling(tmp_path, "run", "-o", "out", "--resume", *own)
-    assert (again.returncode, again.stdout) == (0, done.stdout), again
-    assert "world size" not in again.stderr
-    other = scaling(tmp_path, "run", "-o", "out", "--resume", *own, "--lr", "9")
-    assert "out has measurements of another command" in other.stderr
+    done = hpctk("scaling", "run", "-o", "out", *own)
+    assert done.code == 0, done
+    again = hpctk("scaling", "run", "-o", "out", "--resume", *own)
+    assert (again.code, again.out) == (0, done.out), again
+    assert "world size" not in again.err
+    other = hpctk("scaling", "run", "-o", "out", "--resume", *own, "--lr", "9")
+    assert "out has measurements of another command" in other.err
 
-    found = scaling(tmp_path, "analyze", "out", "--json", "--samples", "1000000")
+    found = hpctk("scaling", "analyze", "out", "--json", "--samples", "1000000")
 
-    assert '"law": "weak"' in found.stdout
-    assert '"work": "1,000,000 samples"' in found.stdout
-    lines = (tmp_path / "out/records/world-2.jsonl").read_text().splitlines()
+    assert '"law": "weak"' in found.out
+    assert '"work": "1,000,000 samples"' in found.out
+    lines = (hpctk.cwd / "out/records/world-2.jsonl").read_text().splitlines()
     assert [json.loads(line)["repeat"] for line in lines] == [0, 1]
     # Two ranks of 4 samples each, in at least 20 ms.
     assert all(0 < json.loads(line)["samples_per_s"] <= 2 * 4 / 0.02 for line in lines)
     assert json.loads(lines[0])["loss"] == pytest.approx(1 / 6)
 
 
-def test_training_that_records_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print('no numbers')")
+def test_training_that_records_nothing_is_refused(hpctk: Hpctk) -> None:
+    (hpctk.cwd / "train.py").write_text("print('no numbers')")
     asked = ("run", "--world-sizes", "1", "--repeats", "1")
 
-    silent = scaling(tmp_path, *asked, "-o", "c", "--", "train.py")
-    assert "train.py recorded no speed on 1 rank" in silent.stderr
+    silent = hpctk("scaling", *asked, "-o", "c", "--", "train.py")
+    assert "train.py recorded no speed on 1 rank" in silent.err
 
 
 def test_batch_of_a_step_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

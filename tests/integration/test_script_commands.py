@@ -25,44 +25,6 @@ def toy(hpctk: Hpctk) -> Hpctk:
     return hpctk
 
 
-def test_what_is_left_of_a_run(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(3, 0)
-
-    before = read_left(run.root, 1.0)
-    hpctk("work", run.root, "--workers", "1")
-
-    assert before == (3, False, 0, 0)
-    assert read_left(run.root, 1.0) == (0, True, 0, 0)
-
-
-def test_what_workers_of_another_job_hold_is_told_apart(
-    hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = hpctk.make_sleeping(1, 60)
-    # Its heart beats once a second, which is how long a look at it takes.
-    own = {"SLURM_JOB_ID": "17"}
-    hpctk.start("work", run.root, "--workers", "1", "--lease", "4s", env=own)
-    wait_until(lambda: read_left(run.root, 60.0) == (1, False, 1, 0), "a worker with the item")
-
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert read_left(run.root, 60.0) == (1, False, 0, 0)
-    monkeypatch.setenv("SLURM_JOB_ID", "18")
-    assert read_left(run.root, 60.0) == (1, False, 1, 0)
-    assert hpctk.leftovers(), "the worker is gone"
-
-
-def test_what_needs_more_than_the_workers_of_the_job_have_is_told_apart(
-    hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = hpctk.make_sleeping(3, 0, needs={"licence": 1})
-    first = hpctk("work", run.root, env={"SLURM_JOB_ID": "17"})
-
-    assert first.code == 75
-    for job, beyond in ("17", 3), ("18", 0):
-        monkeypatch.setenv("SLURM_JOB_ID", job)
-        assert read_left(run.root, 1.0) == (3, False, 0, beyond)
-
-
 def test_what_is_beyond_a_job_does_not_hide_that_others_hold_the_rest(
     hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +42,8 @@ def test_what_is_beyond_a_job_does_not_hide_that_others_hold_the_rest(
 
     monkeypatch.setenv("SLURM_JOB_ID", "18")
     assert read_left(hpctk.cwd / "two", 60.0) == (2, False, 1, 1)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert read_left(hpctk.cwd / "two", 60.0) == (2, False, 0, 1)
     assert hpctk.leftovers(), "the worker is gone"
 
 
@@ -97,9 +61,10 @@ def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
     made = toy("init", "runs/toy", "--campaign", "toy.toml")
     left = read_left(toy.cwd / "runs/toy", 1.0)
     done = toy("campaign", "run", "toy.toml", "--workers", "2")
+    after = read_left(toy.cwd / "runs/toy", 1.0)
 
     assert (made.code, made.out) == (0, "runs/toy\n")
-    assert left == (0, False, 0, 0)
+    assert (left, after) == ((0, False, 0, 0), (0, True, 0, 0))
     assert done.code == 0, done.err
     assert "best arm" in done.out
 

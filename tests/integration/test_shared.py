@@ -53,22 +53,3 @@ def test_a_killed_worker_is_seen_by_its_node_long_before_the_next_look(hpctk: Hp
     assert (death["evidence"], death["host"]) == ("lock", "node-a")
     assert death["at"] - killed_at < 20, "a look at other workers comes every 30 s"
     assert len(watched) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_items_that_are_added_wake_a_worker_of_a_shared_filesystem(hpctk: Hpctk) -> None:
-    flags = ("--workload", "hpc_toolkit.science.workloads.synthetic:Noop", "--open")
-    assert hpctk("init", "run", "--items", "-", *flags, stdin='{"id": 0}\n').code == 0
-    work = hpctk.start("work", "run", "--workers", 2, env=SHARED)
-    stages = hpctk.cwd / "run" / "stages" / "items" / "claims"
-    wait_until(lambda: len(os.listdir(stages)) == 1, "the first claim")
-
-    began = time.monotonic()
-    assert hpctk("add", "run", "--items", "-", stdin='{"id": 1}\n').code == 0
-    wait_until(lambda: len(os.listdir(stages)) == 2, "the second claim")
-    waited_s = time.monotonic() - began
-    assert hpctk("seal", "run").code == 0
-
-    assert work.ended().code == 0
-    assert waited_s < 5

@@ -17,18 +17,12 @@ from hpc_toolkit.worker.starting import Executor
 from tests.integration.realrun import (
     Hpctk,
     Started,
-    journal_lines,
     rows_by_id,
     wait_until,
     workers_of,
 )
 
 WORKLOAD = "sample_workloads:fail_on_host"
-
-
-def make(hpctk: Hpctk, count: int, **item: Any) -> Run:
-    """Items that fail on ``node-a`` at once, and take a moment elsewhere."""
-    return hpctk.make([{"sick": ["node-a"], "seconds": 0.05, **item}] * count, WORKLOAD)
 
 
 def start(hpctk: Hpctk, host: str, workers: int = 1) -> Started:
@@ -100,42 +94,6 @@ def test_items_that_fail_everywhere_blacklist_no_host(hpctk: Hpctk) -> None:
     assert not [one for one in notices(run) if one["sure"]]
     counts = run.status().stages["items"]
     assert (counts.done, counts.failed) == (30, 30)
-
-
-@pytest.mark.slow
-def test_host_on_which_every_executor_dies_leaves_before_items_are_taken_for_killers(
-    hpctk: Hpctk,
-) -> None:
-    run = make(hpctk, 60, how="abort", seconds=0.1)
-    healthy = start(hpctk, "node-b", 2)
-    wait_until(lambda: started_on(hpctk, "node-b"), "the healthy host to work")
-
-    sick = start(hpctk, "node-a")
-
-    assert sick.ended().code in (75, 0)
-    assert healthy.ended().code == 0
-    assert not journal_lines(run, "permanent")
-    assert {row["attempts"] for row in run.results()} == {1}
-
-
-@pytest.mark.slow
-def test_item_that_kills_on_two_hosts_is_given_up_and_named_and_no_host_is_sick(
-    hpctk: Hpctk,
-) -> None:
-    items: list[dict[str, Any]] = [{"sick": [], "seconds": 0.02} for _ in range(12)]
-    items[5].update(bad=True, how="abort")
-    run = hpctk.make(items, WORKLOAD)
-
-    both = [start(hpctk, host) for host in ("node-a", "node-b")]
-
-    assert [one.ended().code for one in both] == [0, 0]
-    rows = rows_by_id(run)
-    assert [number for number, row in rows.items() if row["state"] == "failed"] == [5]
-    assert rows[5]["error"].startswith("killed its worker ")
-    assert 5 <= len(hpctk.noted("start", "5")) <= 8
-    assert not [one for one in notices(run) if one["sure"]]
-    (failure,) = run.status().failures
-    assert failure["example"]["id"] == 5
 
 
 @pytest.mark.parametrize("options", [{"fail": 1.0}, {}])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -77,8 +75,7 @@ def test_every_item_of_a_pipeline_is_made_and_run_once_through_kills(
         work = hpctk.start("work", "run", "--workers", workers)
         wanted = (number + 1) * 2 * total // (kills + 2)
         wait_until(partial(has_done, run, wanted), "results", of=work)
-        os.killpg(work.pid, signal.SIGKILL)
-        work.process.wait()
+        work.kill()
     assert hpctk("work", "run", "--workers", workers).code == 0
 
     assert {

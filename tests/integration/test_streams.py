@@ -50,8 +50,7 @@ def test_work_with_closed_streams_completes_and_no_file_of_the_run_takes_their_n
 
 @pytest.mark.parametrize("closed", CLOSED)
 def test_commands_with_closed_streams_do_their_work(hpctk: Hpctk, closed: str) -> None:
-    hpctk.make([{}], None, command="echo said")
-    assert hpctk("work", "run").code == 0
+    hpctk.worked([{}], None, command="echo said")
 
     for words in (
         ("status", "run"),
@@ -70,8 +69,7 @@ def test_commands_with_closed_streams_do_their_work(hpctk: Hpctk, closed: str) -
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:surrogateescape"])
 def test_commands_escape_what_the_encoding_of_the_output_lacks(hpctk: Hpctk, encoding: str) -> None:
     command = 'echo → ü; [ {n} = "漢 ü" ]'
-    hpctk.make([{"n": "漢 ü"}, {"n": "→"}], None, command=command, max_attempts=1)
-    assert hpctk("work", "run").code == 0
+    hpctk.worked([{"n": "漢 ü"}, {"n": "→"}], None, command=command, max_attempts=1)
 
     def said(*words: str) -> str:
         program = ("env", f"PYTHONIOENCODING={encoding}", *PYTHON)

@@ -14,11 +14,7 @@ def test_the_benchmark_measures_ours_and_others_in_one_table(tmp_path: Path) -> 
     argv += ["--repeats", "1", "--peer-python", sys.executable, "--peer", "naive_filelock"]
 
     ended = subprocess.run(
-        [*argv, "--dir", str(tmp_path)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
+        [*argv, "--dir", str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
 
     rows = [line.split("|") for line in ended.stdout.splitlines() if line.startswith("| ")]

@@ -71,13 +71,3 @@ def test_a_signal_saves_the_trees_and_asks_for_another_start(tmp_path: Path) -> 
 
 def saved_in(output: Path) -> bytes:
     return (output / "xgboost.json").read_bytes()
-
-
-@pytest.mark.parametrize("option", ["--rounds", "--checkpoint-every"])
-def test_trees_that_would_never_grow_are_refused(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        train_trees.main(["--output", str(tmp_path), option, "0"])
-
-    assert "are at least 1" in capsys.readouterr().err

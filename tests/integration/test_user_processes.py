@@ -29,6 +29,12 @@ def make(hpctk: Hpctk, function: str, items: list[dict[str, Any]], **settings: A
     return hpctk.make(items, f"process_workloads:{function}", **settings)
 
 
+def worked(hpctk: Hpctk, *given: Any, **settings: Any) -> Run:
+    run = make(hpctk, *given, **settings)
+    assert hpctk("work", "run", "--workers", 1).code == 0
+    return run
+
+
 CODES = {
     "return": 0,
     "raise": 1,
@@ -44,9 +50,7 @@ CODES = {
 def test_forked_child_that_comes_back_ends_and_answers_for_no_item(
     hpctk: Hpctk, workload: str
 ) -> None:
-    run = make(hpctk, workload, [{"act": act} for act in CODES])
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, workload, [{"act": act} for act in CODES])
 
     rows = rows_by_id(run)
     assert [row["value"] for row in rows.values()] == [{"code": code} for code in CODES.values()]
@@ -57,21 +61,11 @@ def test_forked_child_that_comes_back_ends_and_answers_for_no_item(
     assert "No such file or directory" in log
 
 
-def test_child_that_a_thread_forked_gets_signals(hpctk: Hpctk) -> None:
-    run = make(hpctk, "fork_in_a_thread", [{}])
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
-
-    assert rows_by_id(run)[0]["value"] == {"code": -signal.SIGTERM}
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_have_the_signals_and_descriptors_of_a_fresh_program(
     hpctk: Hpctk, method: str
 ) -> None:
-    run = make(hpctk, "look_around", [{"method": method}])
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, "look_around", [{"method": method}])
 
     value = rows_by_id(run)[0]["value"]
     assert len(value["pipes"]) == 2
@@ -82,11 +76,13 @@ def test_children_have_the_signals_and_descriptors_of_a_fresh_program(
 def test_broken_pool_and_terminated_process_end_at_once(hpctk: Hpctk) -> None:
     broken = make(hpctk, "broken_pool", [{}] * 2, name="broken")
     terminated = make(hpctk, "terminate", [{}] * 50, name="terminated")
+    by_thread = make(hpctk, "fork_in_a_thread", [{}], name="thread")
 
-    assert hpctk("work", "broken", "--workers", 1).code == 0
-    assert hpctk("work", "terminated", "--workers", 1).code == 0
+    for run in (broken, terminated, by_thread):
+        assert hpctk("work", run.root, "--workers", 1).code == 0
 
     assert [row["value"] for row in broken.results()] == [{"broken": True}] * 2
+    assert [row["value"] for row in by_thread.results()] == [{"code": -signal.SIGTERM}]
     assert [row["value"] for row in terminated.results()] == [{"code": -signal.SIGTERM}] * 50
 
 
@@ -122,9 +118,9 @@ TRAP = "code={code}; trap 'echo saved; sleep 0.1; exit $code' TERM; while true; 
 def test_command_whose_time_is_up_has_time_for_its_trap_and_still_failed(
     hpctk: Hpctk, code: int
 ) -> None:
-    run = hpctk.make([{"code": code}], None, command=TRAP, timeout_s=0.5, max_attempts=1)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = hpctk.worked(
+        [{"code": code}], None, command=TRAP, timeout_s=0.5, max_attempts=1, workers=1
+    )
 
     row = rows_by_id(run)[0]
     assert (row["state"], row["error"]) == ("failed", "took longer than the timeout of 500 ms")
@@ -144,9 +140,7 @@ def test_command_that_ignores_sigterm_is_killed_after_kill_after(hpctk: Hpctk) -
 
 def test_items_after_one_that_spoiled_its_process_keep_their_attempts(hpctk: Hpctk) -> None:
     items = [{"poison": number == 5, "once": str(hpctk.cwd / "once")} for number in range(40)]
-    run = make(hpctk, "poison", items, items_per_claim=40)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = worked(hpctk, "poison", items, items_per_claim=40)
 
     rows = rows_by_id(run)
     assert Counter(row["state"] for row in rows.values()) == {"done": 40}

@@ -18,26 +18,6 @@ from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, workers_
 ROOT = Path(__file__).parents[2]
 
 
-def special_items(special: dict[str, Any], *, at: list[int]) -> list[dict[str, Any]]:
-    """200 items; those at ``at`` are special."""
-    items: list[dict[str, Any]] = [{} for _ in range(200)]
-    for number in at:
-        items[number].update(special)
-    return items
-
-
-def test_work_on_a_sealed_run_drains_it_and_exits_with_0(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(20, 0.01)
-
-    ended = hpctk("work", "run", "--workers", 2)
-
-    rows = run.results()
-    assert (ended.code, ended.out) == (0, "")
-    assert [row["item"]["id"] for row in rows] == list(range(20))
-    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
-    assert len(hpctk.noted("start")) == 20
-
-
 _COUNTED = """
 import json, sys
 from hpc_toolkit.run import Run
@@ -86,21 +66,8 @@ def test_item_that_ends_its_executor_costs_a_death_and_no_attempt(
     assert run.status().deaths == 1
 
 
-def test_item_without_memory_fails_with_an_attempt_and_says_so(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"how": "memory"}], max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
-
-    (line,) = journal_lines(run, "failed")
-    assert line["oom"] is True
-    assert rows_by_id(run)[0]["error"].startswith("MemoryError")
-    assert not journal_lines(run, "death")
-
-
 def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpctk: Hpctk) -> None:
-    run = hpctk.make(special_items({"how": "abort"}, at=[1]), items_per_claim=4)
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = hpctk.worked([{}, {"how": "abort"}, *[{}] * 198], items_per_claim=4, workers=1)
 
     before = rows_by_id(run)
     assert [number for number, row in before.items() if row["state"] == "failed"] == [1]
@@ -119,11 +86,9 @@ def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpct
 
 
 def test_timeout_ends_the_item_and_not_its_worker(hpctk: Hpctk) -> None:
-    run = hpctk.make(
-        [{}, {"hang": True}, {}], "sample_workloads:hang", timeout_s=0.2, max_attempts=2
+    run = hpctk.worked(
+        [{}, {"hang": True}, {}], "sample_workloads:hang", timeout_s=0.2, max_attempts=2, workers=1
     )
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
 
     rows = rows_by_id(run)
     assert [row["state"] for row in rows.values()] == ["done", "failed", "done"]
@@ -142,17 +107,13 @@ def test_timeout_does_not_count_the_time_of_loading(hpctk: Hpctk, tmp_path: Path
         "    def load(self, group): time.sleep(0.5)\n"
         "    def run(self, context, items): return ({} for _ in items)\n"
     )
-    run = hpctk.make([{}], "slow_import:Slow", timeout_s=0.2, max_attempts=1)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{}], "slow_import:Slow", timeout_s=0.2, max_attempts=1)
 
     assert rows_by_id(run)[0]["state"] == "done"
 
 
 def test_permanent_failure_is_not_tried_again(hpctk: Hpctk) -> None:
-    run = hpctk.make([{"permanent": True}, {}], "sample_workloads:fail", max_failures="100%")
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked([{"permanent": True}, {}], "sample_workloads:fail", max_failures="100%")
 
     rows = rows_by_id(run)
     assert rows[0]["error"] == "the weights are missing (fetch them)"
@@ -165,9 +126,7 @@ def test_class_loads_once_per_group_and_executor(hpctk: Hpctk) -> None:
     # The third item ends the executor, whose successor must load the group again.
     items: list[dict[str, Any]] = [{"g": "ab"[i // 3]} for i in range(6)]
     items[2]["once"] = "crashed"
-    run = hpctk.make(items, "sample_workloads:Grouped", group_by="g")
-
-    assert hpctk("work", "run", "--workers", 1).code == 0
+    run = hpctk.worked(items, "sample_workloads:Grouped", group_by="g", workers=1)
 
     groups = sorted(words[1] for words in hpctk.noted("load"))
     assert groups == ["a", "a", "b"]
@@ -176,9 +135,7 @@ def test_class_loads_once_per_group_and_executor(hpctk: Hpctk) -> None:
 
 def test_group_that_cannot_be_loaded_fails_alone(hpctk: Hpctk) -> None:
     items = [{"g": "good"}, {"g": "bad"}, {"g": "bad"}, {"g": "good"}]
-    run = hpctk.make(items, "sample_workloads:Picky", group_by="g", max_attempts=2)
-
-    assert hpctk("work", "run").code == 0
+    run = hpctk.worked(items, "sample_workloads:Picky", group_by="g", max_attempts=2)
 
     rows = rows_by_id(run)
     assert [row["state"] for row in rows.values()] == ["done", "failed", "failed", "done"]
@@ -197,7 +154,7 @@ def test_workload_that_yields_too_few_results_fails_the_items_without(
     hpctk: Hpctk, workload: str, error: str
 ) -> None:
     options = {"more": -1} if workload == "Miscounting" else {}
-    run = hpctk.make(
+    run = hpctk.worked(
         [{"g": 1}] * 8,
         f"sample_workloads:{workload}",
         group_by="g",
@@ -207,24 +164,10 @@ def test_workload_that_yields_too_few_results_fails_the_items_without(
         items_per_claim=4,
     )
 
-    assert hpctk("work", "run").code == 0
-
     rows = rows_by_id(run)
     assert rows[3]["state"] == "failed"
     assert error in rows[3]["error"]
     assert rows[2]["state"] == ("done" if workload == "Miscounting" else "failed")
-
-
-def test_rank_of_a_slurm_step_is_one_worker_that_knows_its_place(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(3, 0.0)
-    step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
-
-    ended = hpctk("work", "run", env={**step, "SLURMD_NODENAME": "n12"})
-
-    (worker,) = workers_of(run)
-    assert ended.code == 0
-    assert (worker["host"], worker["rank"], worker["job"]) == ("n12", 3, "77")
-    assert worker["state"] == "finished"
 
 
 def test_two_pools_on_one_run_share_it_and_repeat_nothing(hpctk: Hpctk) -> None:
@@ -232,9 +175,11 @@ def test_two_pools_on_one_run_share_it_and_repeat_nothing(hpctk: Hpctk) -> None:
 
     pools = [hpctk.start("work", "run", "--workers", 2) for _ in range(2)]
 
-    assert [pool.ended().code for pool in pools] == [0, 0]
+    assert [(pool.ended().code, pool.ended().out) for pool in pools] == [(0, "")] * 2
     assert sorted(int(words[1]) for words in hpctk.noted("start")) == list(range(60))
-    assert {row["attempts"] for row in run.results()} == {1}
+    rows = run.results()
+    assert [row["item"]["id"] for row in rows] == list(range(60))
+    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
 
 
 def test_workload_that_starts_threads_when_imported_is_run(hpctk: Hpctk, tmp_path: Path) -> None:

@@ -37,23 +37,6 @@ def test_the_parts_of_a_checkpoints_time_are_told_with_what_bounds_it(script: An
     assert "difference of a value from the CPU: 0e+00" in text
 
 
-def test_without_a_gpu_it_is_said_that_there_was_none_and_no_figure_of_one_is_lost(
-    script: Any, tmp_path: Path
-) -> None:
-    cuda = script("cuda")
-    results = tmp_path / "results.md"
-    results.write_text("# Results\n\n## Other\nkept\n")
-
-    cuda["write_absence"](results)
-
-    said = results.read_text()
-    assert "kept\n\n## The metrics stage on a GPU\nNot measured yet: the machine" in said
-    measured = said.replace(cuda["ABSENT"], "12 s on a GPU")
-    results.write_text(measured)
-    cuda["write_absence"](results)
-    assert results.read_text() == measured
-
-
 @pytest.mark.cuda
 def test_the_gpu_agrees_with_the_cpu(script: Any) -> None:
     cuda = script("cuda")

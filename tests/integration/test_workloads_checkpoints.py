@@ -12,7 +12,7 @@ import pytest
 
 from examples import mini_pythia
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, pick_device, verify
+from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, pick_device
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -47,56 +47,50 @@ def test_checkpoint_loads_whole_in_float32_without_its_head(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_checkpoint_without_a_file_names_it(root: Path, name: str) -> None:
-    (root / NAME / name).unlink()
+def cut_to(keep: float) -> Callable[[Path], object]:
+    """Keep so many bytes of the weights, or that part of them."""
 
-    with pytest.raises(PermanentError, match=name):
-        load_checkpoint(root, NAME)
+    def cut(directory: Path) -> None:
+        path = directory / "model.safetensors"
+        content = path.read_bytes()
+        path.write_bytes(content[: int(keep * len(content)) if 0 < keep < 1 else int(keep)])
 
-
-def test_checkpoint_without_its_tokenizer_is_permanent(root: Path) -> None:
-    (root / NAME / "tokenizer.json").unlink()
-
-    with pytest.raises(PermanentError, match="cannot be loaded"):
-        load_checkpoint(root, NAME)
+    return cut
 
 
-@pytest.mark.parametrize("keep", [0, 5, 0.5, -1])
-def test_weights_cut_short_anywhere_are_permanent(root: Path, keep: float) -> None:
-    path = root / NAME / "model.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(content[: int(keep * len(content)) if 0 < keep < 1 else int(keep)])
-
-    with pytest.raises(PermanentError, match=r"model\.safetensors") as caught:
-        load_checkpoint(root, NAME)
-
-    assert "incomplete" in caught.value.hint
+def in_shards(directory: Path) -> None:
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (directory / "model.safetensors").rename(directory / "model-1.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def test_weights_with_bytes_too_many_are_permanent(root: Path) -> None:
-    with (root / NAME / "model.safetensors").open("ab") as file:
+def longer(directory: Path) -> None:
+    with (directory / "model.safetensors").open("ab") as file:
         file.write(b"x")
 
-    with pytest.raises(PermanentError, match="its header says"):
-        verify(root / NAME)
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda at: (at / "config.json").unlink(), "config.json"),
+        (lambda at: (at / "config.json").write_text("{"), r"config\.json: not JSON"),
+        (lambda at: (at / "config.json").write_text("[]"), r"config\.json: holds list"),
+        (lambda at: (at / "tokenizer.json").unlink(), "cannot be loaded"),
+        (lambda at: (at / "model.safetensors").unlink(), "model.safetensors"),
+        *((cut_to(keep), r"model\.safetensors") for keep in (0, 5, 0.5, -1)),
+        (longer, "its header says"),
+        (in_shards, r"model-2\.safetensors: weights are missing"),
+    ],
+)
+def test_checkpoint_that_is_not_complete_is_permanent_and_names_the_file(
+    root: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(root / NAME)
 
-def test_sharded_weights_need_every_shard(root: Path) -> None:
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    (root / NAME / "model.safetensors").rename(root / NAME / "model-1.safetensors")
-    (root / NAME / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(PermanentError, match=message) as caught:
+        load_checkpoint(root, NAME)
 
-    with pytest.raises(PermanentError, match=r"model-2\.safetensors: weights are missing"):
-        verify(root / NAME)
-
-
-@pytest.mark.parametrize("content", ["{", "[]"])
-def test_configuration_that_is_no_object_is_permanent(root: Path, content: str) -> None:
-    (root / NAME / "config.json").write_text(content)
-
-    with pytest.raises(PermanentError, match=r"config\.json: (not JSON|holds list)"):
-        verify(root / NAME)
+    assert message != r"model\.safetensors" or "incomplete" in caught.value.hint
 
 
 def test_weights_that_lack_a_tensor_are_not_filled_with_random_numbers(root: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -219,8 +220,6 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 def damage(root: str, target: Path, name: str, value: float) -> str:
     """A copy of the checkpoint in which one tensor holds ``value`` everywhere."""
-    import shutil
-
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(f"{root}/{NAME}", target / NAME)
@@ -257,8 +256,6 @@ def test_a_metric_that_is_not_defined_is_null_with_its_reason_beside_the_others(
 
 def test_tokenizer_of_another_model_is_permanent(root: str, tmp_path: Path) -> None:
     mini_pythia.train({"size": "mini-s", "root": str(tmp_path), "steps": [0], "texts": 5})
-    import shutil
-
     shutil.copy(f"{root}/{NAME}/tokenizer.json", tmp_path / NAME / "tokenizer.json")
 
     with pytest.raises(PermanentError, match="the tokenizer gives id"):

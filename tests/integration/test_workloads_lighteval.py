@@ -138,25 +138,18 @@ def test_values_are_those_of_lighteval_itself(
 
 
 def test_tasks_of_a_group_use_one_model_and_no_value_depends_on_those_before(told: Any) -> None:
-    assert told["values"][0] == told["values"][5]
+    topic, lead, _, both, shouted, again = told["values"]
+
+    assert topic == again
     assert told["loads"] == 1
     assert told["written"] == []
-
-
-def test_score_is_negated_if_less_is_better(told: Any) -> None:
-    """lighteval's own command has no results for a perplexity: its cache loses the answers."""
-    value = told["values"][1]
-
-    assert value["score"] == -value["byte_perplexity"] < -1
-    assert value["stderr"] == value["byte_perplexity_stderr"] > 0
-
-
-def test_common_name_of_tasks_has_their_mean(told: Any) -> None:
-    parts, both = [told["values"][0], told["values"][4]], told["values"][3]
-
+    # Less is better. lighteval's own command has no results for a perplexity: its cache loses them.
+    assert lead["score"] == -lead["byte_perplexity"] < -1
+    assert lead["stderr"] == lead["byte_perplexity_stderr"] > 0
+    # The common name of two tasks has their mean.
     assert both["n"] == 24
     assert both["acc"] == pytest.approx(told["direct"]["bbc:_average:2"]["acc"])
-    errors = [part["acc_stderr"] for part in parts]
+    errors = [part["acc_stderr"] for part in (topic, shouted)]
     assert both["stderr"] == pytest.approx((errors[0] ** 2 + errors[1] ** 2) ** 0.5 / 2)
 
 

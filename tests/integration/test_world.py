@@ -67,9 +67,7 @@ def test_an_item_changes_the_directory_and_the_umask_and_the_next_one_finds_the_
     hpctk: Hpctk, workload: str, does: str
 ) -> None:
     Path("world_moving.py").write_text(MOVING)
-    hpctk.make([{"does": does}] * 12, f"world_moving:{workload}")
-
-    assert hpctk("work", "run").code == 0
+    hpctk.worked([{"does": does}] * 12, f"world_moving:{workload}")
 
     rows = rows_by_id(Run.open("run")).values()
     expected = [hpctk.cwd.name, 0o022] if workload == "moving" else ["settled", 0o027]
@@ -191,15 +189,9 @@ def test_files_with_the_names_of_pythons_modules_break_no_pool(hpctk: Hpctk, tex
     if text is THREADED:
         Run.create("run", [{"n": 1}, {"n": 2}], workload=NOOP)
 
-    ended = subprocess.run(
-        [sys.executable, "inner/script.py"],
-        env=hpctk.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = hpctk.python("inner/script.py")
 
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.err
     assert len(journal_lines(Run.open("run"), "done")) == 2
 
 
@@ -218,9 +210,7 @@ def f(item):
 def test_a_process_that_an_item_spawns_does_not_import_our_command_line(hpctk: Hpctk) -> None:
     Path("world_spawning.py").write_text(SPAWNING)
     Path("json.py").write_text("raise RuntimeError\n")
-    hpctk.make([{}], "world_spawning:f")
-
-    assert hpctk("work", "run").code == 0
+    hpctk.worked([{}], "world_spawning:f")
 
     assert rows_by_id(Run.open("run"))[0]["value"] == {"code": 0}
 

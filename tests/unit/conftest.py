@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.rundir.layout import RunPaths
+from tests.fakeslurm import Programs
 from tests.manualclock import ManualClock
 
 
@@ -21,6 +22,14 @@ def paths(tmp_path: Path) -> RunPaths:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """Slurm's programs, of which a test adds those that are called."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return Programs(folder, monkeypatch)
 
 
 @pytest.fixture

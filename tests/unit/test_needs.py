@@ -168,25 +168,30 @@ GPU = {"on": "gpu_oom", "gpu_memory": "x2", "up_to": "80G"}
 GIB = 1 << 30
 
 
-def test_needs_grow_by_the_factor_up_to_the_limit() -> None:
-    stage = spec_of(needs={"memory": GIB, "gpus": 1}, retry=OOM)
-    retry = retry_of(stage)
+@pytest.mark.parametrize(
+    ("needs", "retry", "steps"),
+    [
+        ({"memory": GIB, "gpus": 1}, OOM, [1, 2, 4, 5, 5, 5]),
+        (
+            {"gpus": 1, "gpu_memory": 20 * GIB},
+            {"on": "gpu_oom", "gpu_memory": "+8G", "up_to": "40G"},
+            [20, 28, 36, 40, 40],
+        ),
+    ],
+)
+def test_needs_grow_by_a_factor_or_a_step_up_to_the_limit(
+    needs: dict[str, Any], retry: dict[str, Any], steps: list[int]
+) -> None:
+    stage = spec_of(needs=needs, retry=retry)
+    name = next(one for one in needs if "memory" in one)
 
-    assert retry is not None
-    assert retry.steps == 3
-    assert [needs_after(stage, number)["memory"] / GIB for number in range(6)] == [1, 2, 4, 5, 5, 5]
-    assert needs_after(stage, 2) == {"memory": 4 * GIB, "gpus": 1}
+    found = [needs_after(stage, number) for number in range(len(steps))]
 
-
-def test_needs_of_gpu_memory_grow_by_a_step() -> None:
-    more = {"on": "gpu_oom", "gpu_memory": "+8G", "up_to": "40G"}
-    stage = spec_of(needs={"gpus": 1, "gpu_memory": 20 * GIB}, retry=more)
-    retry = retry_of(stage)
-
-    assert retry is not None
-    assert retry.steps == 3
-    found = [needs_after(stage, number)["gpu_memory"] / GIB for number in range(5)]
-    assert found == [20, 28, 36, 40, 40]
+    assert [one[name] / GIB for one in found] == steps
+    assert all(one == {**needs, name: one[name]} for one in found)
+    grows = retry_of(stage)
+    assert grows is not None
+    assert grows.steps == 3
 
 
 @pytest.mark.parametrize("needs", [None, {"time": 7200}])
@@ -255,8 +260,6 @@ def test_a_wrong_retry_is_refused(retry: Any, message: str, tmp_path: Path) -> N
 
 def test_a_retry_must_fit_the_other_settings(tmp_path: Path) -> None:
     items = [{"i": 1}]
-    with pytest.raises(ConfigError, match="raises needs with memory, which the stage does not"):
-        Run.create(tmp_path / "a", items, command="true", retry=OOM)
     with pytest.raises(ConfigError, match="retry and no_retry both have 'timeout'"):
         Run.create(
             tmp_path / "b", items, command="true", timeout_s=60, no_retry="timeout", retry=LATE

@@ -22,11 +22,6 @@ Start = Callable[..., Node]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def start(tmp_path: Path, clock: ManualClock) -> Iterator[Start]:
     """Starts a worker of the run on this node."""
     started: list[Node] = []
@@ -40,27 +35,30 @@ def start(tmp_path: Path, clock: ManualClock) -> Iterator[Start]:
         node.close()
 
 
-def test_the_first_worker_of_a_node_watches_for_all(start: Start) -> None:
-    first, *others = nodes = [start(name) for name in "abc"]
+def met(start: Start) -> tuple[Node, Node]:
+    """An observer and a worker that know of each other."""
+    nodes = start("a"), start("b")
+    for node in nodes * 2:
+        node.tick()
+    return nodes
+
+
+def test_the_first_worker_of_a_node_watches_for_all_and_sees_their_ends_at_once(
+    start: Start,
+) -> None:
+    first, second, third = nodes = [start(name) for name in "abc"]
     for node in nodes:
         node.tick()
 
     assert [node.observes for node in nodes] == [True, False, False]
     first.tick()
     assert first.mates == {"b", "c"}
-    assert [node.mates for node in others] == [set(), set()]
-
-
-def test_the_end_of_a_worker_is_seen_at_once_and_without_a_file(start: Start) -> None:
-    first, second = start("a"), start("b")
-    first.tick()
-    first.tick()
-    assert first.mates == {"b"}
+    assert (second.mates, third.mates) == (set(), set())
 
     second.close()  # as the kernel does when a process ends
 
     assert first.tick()
-    assert first.mates == set()
+    assert first.mates == {"c"}
 
 
 def test_when_the_observer_ends_another_worker_takes_its_place(start: Start) -> None:
@@ -138,9 +136,7 @@ def test_a_worker_whose_observer_is_frozen_watches_itself(start: Start, clock: M
 
 
 def test_an_observer_counts_a_frozen_worker_no_longer(start: Start, clock: ManualClock) -> None:
-    first, second = start("a"), start("b")
-    first.tick()
-    first.tick()
+    first, second = met(start)
     assert (first.mates, second.mates) == ({"b"}, set())
 
     for _ in range(21):
@@ -155,9 +151,7 @@ def test_workers_that_wait_for_their_server_together_do_not_all_look(
     start: Start, clock: ManualClock
 ) -> None:
     """Each would read the files of all the others as soon as the server answers again."""
-    first, second = start("a"), start("b")
-    for node in (first, second, first, second):
-        node.tick()
+    first, second = met(start)
 
     clock.advance(60.0)
 
@@ -169,9 +163,7 @@ def test_workers_that_wait_for_their_server_together_do_not_all_look(
 
 def test_news_for_which_there_was_no_room_are_told_later(start: Start) -> None:
     """A request to drain must reach a worker that was stopped for long."""
-    first, second = start("a"), start("b")
-    for node in (first, second, first, second):
-        node.tick()
+    first, second = met(start)
     for _ in range(5000):  # more than the kernel keeps
         first.tell(2, news=False)
     first.tell(2, news=True)

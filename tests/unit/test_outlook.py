@@ -6,10 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from hpc_toolkit.cli import submit as submit_commands
-from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line, lacks
 from hpc_toolkit.run import Run
@@ -20,12 +17,12 @@ from hpc_toolkit.submit.jobs import Cost, RunJob, cost_of, record_job
 from hpc_toolkit.submit.keeping import jobs_with_work
 from hpc_toolkit.submit.submission import left_lines, sized
 from tests.toyrun import ToyRun
+from tests.unit.jobcommands import refused
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.results.status import Ends
-    from tests.toyrun import ToyRun
 
 SITE = Cluster(
     name="site",
@@ -36,13 +33,6 @@ SITE = Cluster(
     currency="USD",
     max_walltime_s=24 * 3600,
 )
-FACTS = """\
-description = "a site"
-nodes = 64
-gpus_per_node = 4
-price_per_gpu_hour = 2.0
-currency = "USD"
-"""
 
 
 def ask(nodes: int, *, hours: float = 4, site: Cluster = SITE, **more: Any) -> Ask:
@@ -134,22 +124,20 @@ def test_a_time_for_which_no_size_is_known_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("done", "seconds", "jobs"),
-    [(0, 60.0, 10), (16, 60.0, 2), (16, 3600.0, 6), (32, 60.0, 1), (38, 1.0, 1), (40, 60.0, 0)],
+    ("done", "seconds", "hours", "jobs"),
+    [
+        *((0, 60.0, 4, 10), (16, 60.0, 4, 2), (16, 3600.0, 4, 6), (32, 60.0, 4, 1)),
+        *((38, 1.0, 4, 1), (40, 60.0, 4, 0)),
+        # Short jobs are worth half of their time limit.
+        *((16, 60.0, 1 / 60, 6), (16, 60.0, 1 / 6, 2)),
+    ],
 )
 def test_no_more_jobs_are_kept_than_have_work(
-    tmp_path: Path, done: int, seconds: float, jobs: int
+    tmp_path: Path, done: int, seconds: float, hours: float, jobs: int
 ) -> None:
     run = measured(tmp_path, items=40, done=done, seconds=seconds)
 
-    assert jobs_with_work(run, ask(1)) == jobs
-
-
-def test_short_jobs_are_worth_half_of_their_time_limit(tmp_path: Path) -> None:
-    run = measured(tmp_path, items=40, done=16, seconds=60.0)
-
-    assert jobs_with_work(run, ask(1, hours=1 / 60)) == 6
-    assert jobs_with_work(run, ask(1, hours=1 / 6)) == 2
+    assert jobs_with_work(run, ask(1, hours=hours)) == jobs
 
 
 WITHOUT_GPUS = replace(SITE, gpus_per_node=0)
@@ -181,22 +169,6 @@ def test_one_job_adds_the_items_that_follow_unless_another_does(
     assert jobs_with_work(run, ask(1, site=site), alone=alone) == jobs
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HPCTK_RUN", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))  # without Slurm
-    (tmp_path / "site.toml").write_text(FACTS)
-    return tmp_path
-
-
-def call(*words: str) -> Result:
-    app = Commands(help="")
-    submit_commands.register(app)
-    given = ["submit", "--cluster", "./site.toml", "--gpus-per-node", "4", "--dry-run", *words]
-    return CliRunner().invoke(app, given)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -208,14 +180,11 @@ def call(*words: str) -> Result:
     ],
 )
 def test_a_size_is_chosen_alone_and_for_a_list(
-    here: Path, words: tuple[str, ...], message: str
+    elsewhere: Path, words: tuple[str, ...], message: str
 ) -> None:
-    measured(here)
+    measured(elsewhere)
 
-    error = call("--size-for", "6h", *words).exception
-
-    assert isinstance(error, ConfigError), repr(error)
-    assert message in error.message
+    assert message in refused("submit", "--dry-run", "--size-for", "6h", *words).message
 
 
 JOB = RunJob(job="7", submitted=1.0, worker_price=3.0, currency="EUR")

@@ -73,7 +73,7 @@ def test_every_directory_and_every_path_of_a_part_is_there() -> None:
 
     assert {path for path in paths if not (ROOT / path).exists()} == set()
     assert {file.split("/")[1] for file in FILES} == {
-        *("unit", "model", "faults", "integration", "sharedfs", "slurm"),
+        *("unit", "model", "faults", "integration", "sharedfs", "slurm")
     }
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulation.cluster import simulate
-from simulation.scenario import Group, Scenario
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import Forecaster, Guess
@@ -137,12 +135,3 @@ def test_units_are_scheduled_as_the_queue_hands_them_out(
     found = Forecaster(work).forecast(None if living else int(str(workers)))
 
     assert found.time_s.median == pytest.approx(expected, rel=0.2)
-
-
-def test_list_scheduling_is_near_the_queues_own_code() -> None:
-    guess = Guess(5.0, load_s=8.0, factor=1.0001, spread=0.001)
-    scenario = Scenario(groups=(Group((5.0,) * 10, load_s=8.0),) * 12, workers=4)
-
-    listed = Forecaster(typed_work(120, 12), guess).forecast(4).time_s.median
-
-    assert listed == pytest.approx(simulate(scenario).makespan_s, rel=0.05)

@@ -12,9 +12,11 @@ from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.run import create_run
+from hpc_toolkit.rundir.layout import Manifest
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
-from tests.toyrun import ToyRun, ToyWorker
+from tests.toyrun import ToyRun, ToyWorker, spec_of
 
 DEAD = Verdict(alive=False, evidence="lease", host="there")
 NOTHING = ("", None)
@@ -40,10 +42,12 @@ class FakeLiveness:
 
 
 class Taker:
-    """A picker with its view."""
+    """A picker with its view; ``dead``: a worker that it holds for dead."""
 
-    def __init__(self, toy: ToyRun, name: str = "taker") -> None:
+    def __init__(self, toy: ToyRun, name: str = "taker", dead: str = "") -> None:
         self.liveness = FakeLiveness()
+        if dead:
+            self.liveness.verdicts[dead] = DEAD
         self.clock = ManualClock()
         self.worker = toy.worker(name)
         self.view: RunView = toy.view()
@@ -112,26 +116,24 @@ def test_i6_two_workers_with_the_same_view_share_the_units(fast_dir: Path) -> No
     assert second.fresh() is None
 
 
+def by_checkpoint(root: Path, items: list[dict[str, Any]]) -> RunView:
+    manifest = Manifest(run="r", stages=(spec_of(group_by="checkpoint"),))
+    return create_run(root / "r", manifest, {"items": items}, sealed=True).view
+
+
 def test_fresh_begins_the_groups_that_take_longest_as_others_of_their_kin_did(
     fast_dir: Path,
 ) -> None:
     """A checkpoint of the large model has fewer layers here, and takes longer."""
-    from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.run import create_run
-    from hpc_toolkit.rundir.layout import Manifest
-    from tests.toyrun import spec_of
-
     items: list[dict[str, Any]] = [
         {"checkpoint": f"{model}/step{step}", "layer": layer}
         for model, layers in (("small", 3), ("large", 2))
         for step in range(4)
         for layer in range(layers)
     ]
-    manifest = Manifest(run="r", stages=(spec_of(group_by="checkpoint"),))
-    run = create_run(fast_dir / "r", manifest, {"items": items}, sealed=True)
-    view = RunView(run.paths, run.manifest)
+    view = by_checkpoint(fast_dir, items)
     picker = Picker(view, FakeLiveness(), ManualClock(), "w")  # type: ignore[arg-type]
-    worker, order = ToyWorker(run.paths, "w"), []
+    worker, order = ToyWorker(view.paths, "w"), []
     loaded: tuple[str, str | None] = NOTHING
     while (found := picker.fresh(loaded)) is not None:
         loaded = ("items", found.stage.group_of(found.unit))
@@ -150,17 +152,11 @@ def test_groups_that_others_claimed_are_weighed_once_for_all(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a worker among thousands chooses for seconds after it listed the claims."""
-    from hpc_toolkit.run import create_run
-    from hpc_toolkit.rundir.layout import Manifest
-    from tests.toyrun import spec_of
-
-    items: list[dict[str, Any]] = [{"checkpoint": f"step{step}"} for step in range(40)]
-    manifest = Manifest(run="r", stages=(spec_of(group_by="checkpoint"),))
-    run = create_run(fast_dir / "r", manifest, {"items": items}, sealed=True)
-    view, weighed = RunView(run.paths, run.manifest), list[str | None]()
+    view = by_checkpoint(fast_dir, [{"checkpoint": f"step{step}"} for step in range(40)])
     picker = Picker(view, FakeLiveness(), ManualClock(), "w")  # type: ignore[arg-type]
     assert picker.fresh(NOTHING) is not None
-    stage, other = view.stages["items"], ToyWorker(run.paths, "other")
+    stage, other = view.stages["items"], ToyWorker(view.paths, "other")
+    weighed: list[str | None] = []
     for unit in stage.state.units:
         other.claim(unit)
     view.poll_claims()
@@ -179,8 +175,7 @@ def test_i3_the_unit_of_a_dead_owner_is_free_at_once(toy: ToyRun) -> None:
     dead = toy.worker("dead")
     dead.claim(toy.unit_name(0))
     dead.attempt(0)
-    taker = Taker(toy)
-    taker.liveness.verdicts["dead"] = DEAD
+    taker = Taker(toy, dead="dead")
 
     found = taker.picker.takeover()
 
@@ -195,10 +190,9 @@ def test_i3_a_journal_that_no_listing_shows_yet_is_read_before_its_unit_is_taken
 ) -> None:
     """A listing may be a minute old; the claim names the journal."""
     dead = toy.worker("dead")
-    taker = Taker(toy)
+    taker = Taker(toy, dead="dead")
     dead.claim(toy.unit_name(0))
     dead.attempt(0)
-    taker.liveness.verdicts["dead"] = DEAD
     monkeypatch.setattr(taker.view, "poll_journals", lambda: None)
 
     found = taker.picker.takeover()
@@ -242,8 +236,7 @@ def test_i6_a_stale_view_loses_the_race_and_takes_nothing(
     toy: ToyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy.worker("dead").claim(toy.unit_name(0), 1)
-    taker = Taker(toy)
-    taker.liveness.verdicts["dead"] = DEAD
+    taker = Taker(toy, dead="dead")
     toy.worker("quicker").claim(toy.unit_name(0), 2)
     monkeypatch.setattr(taker.view, "poll_claims", lambda: None)
 
@@ -251,17 +244,25 @@ def test_i6_a_stale_view_loses_the_race_and_takes_nothing(
     assert owner(toy, "000001-0", 2) == "quicker"
 
 
+GROWS: dict[str, Any] = {"needs": {"memory": 1}, "retry": {"on": "oom", "memory": "x2", "up_to": 4}}
+
+
+def small_taker(toy: ToyRun) -> Taker:
+    """It has no more than the first needs."""
+    taker = Taker(toy, "small")
+    taker.picker.holds = lambda _stage, growth: growth < 1
+    return taker
+
+
 def test_a_unit_whose_pending_items_all_need_more_is_left_to_other_workers(fast_dir: Path) -> None:
-    retry = {"on": "oom", "memory": "x2", "up_to": 4}
-    toy = ToyRun(fast_dir / "r", 4, unit=2, needs={"memory": 1}, retry=retry)
+    toy = ToyRun(fast_dir / "r", 4, unit=2, **GROWS)
     worker = toy.worker("w")
     for first in (0, 2):
         worker.claim(toy.unit_name(first))
         worker.attempt(first, "failed", oom=True)
         worker.attempt(first + 1, "done" if first else "failed")
         worker.release()
-    small, large = Taker(toy, "small"), Taker(toy, "large")
-    small.picker.holds = lambda _stage, growth: growth < 1
+    small, large = small_taker(toy), Taker(toy, "large")
 
     # Item 1 failed for another reason, so its unit is for both; item 2 is for the large one.
     assert not small.picker.is_left_to_others
@@ -277,15 +278,12 @@ def test_a_unit_whose_pending_items_all_need_more_is_left_to_other_workers(fast_
 
 
 def test_a_small_worker_waits_while_items_may_be_added(fast_dir: Path) -> None:
-    retry = {"on": "oom", "memory": "x2", "up_to": 4}
-    toy = ToyRun(fast_dir / "r", 1, needs={"memory": 1}, retry=retry, sealed=False)
-    toy.worker("w").claim(toy.unit_name(0))
-    worker = toy.worker("w2")
-    worker.begin(toy.unit_name(0), 1)
+    toy = ToyRun(fast_dir / "r", 1, sealed=False, **GROWS)
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0))
     worker.attempt(0, "failed", oom=True)
     worker.release()
-    small = Taker(toy, "small")
-    small.picker.holds = lambda _stage, growth: growth < 1
+    small = small_taker(toy)
 
     assert not small.picker.is_left_to_others
     toy.log().seal()

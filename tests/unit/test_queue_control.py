@@ -22,7 +22,8 @@ from tests.countedcalls import CountedCalls
 NOTICE = DeathNotice(worker="n3-1-a", heartbeat=7, explained="node failure")
 
 
-def test_a_notice_is_read_as_it_was_given_and_once(paths: RunPaths) -> None:
+def test_i5_a_notice_of_a_death_is_read_once_and_asks_nobody_to_leave(paths: RunPaths) -> None:
+    """Its worker may live after all, and must not take it for a request."""
     reader = ControlReader(paths)
     give_notice(paths, [NOTICE])
 
@@ -67,15 +68,6 @@ def test_a_question_to_slurm_is_no_news_for_workers_that_do_not_ask(paths: RunPa
     give_notice(paths, [NOTICE])
     reader.poll()
     assert reader.news
-
-
-def test_i5_a_notice_of_a_death_asks_nobody_to_leave(paths: RunPaths) -> None:
-    """Its worker may live after all, and must not take it for a request."""
-    give_notice(paths, [NOTICE])
-
-    requests, _ = ControlReader(paths).poll()
-
-    assert requests == []
 
 
 def test_a_request_names_its_workers(paths: RunPaths) -> None:

@@ -64,9 +64,7 @@ def test_results_of_the_units_that_are_waited_for_are_seen_by_the_next_look(
         assert waiting.left == 6 - number
 
 
-def test_results_of_a_short_wait_are_seen_soon_and_before_their_heartbeat(
-    waiting: Waiting,
-) -> None:
+def test_results_of_a_short_wait_are_seen_soon_and_before_their_heartbeat(waiting: Waiting) -> None:
     waiting.look(0.0)
     for number, worker in enumerate(waiting.workers):
         finish(worker, tell=False)

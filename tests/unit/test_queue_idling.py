@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,17 +37,17 @@ class Idler:
         return None if found is None else (found.unit.name, found.generation)
 
 
+Busy = tuple[ToyRun, list[ToyWorker]]
+Drained = tuple[ToyRun, Idler]
+Released = tuple[ToyRun, ToyWorker, Idler]
+
+
 def told(of: Picker | StageLog) -> bool:
     return of.reported_complete
 
 
-def noted(worker: ToyWorker, **counts: Any) -> None:
-    """The worker's heart beats and says what it did."""
-    worker.presence.update(**counts)
-
-
 @pytest.fixture
-def busy(fast_dir: Path) -> tuple[ToyRun, list[ToyWorker]]:
+def busy(fast_dir: Path) -> Busy:
     """Six workers, of which two hold a unit each; the others finished theirs and wait."""
     toy = ToyRun(fast_dir / "r", 12, unit=2)
     workers = [toy.worker(f"w{number}") for number in range(6)]
@@ -70,16 +69,14 @@ def finish_units(workers: list[ToyWorker]) -> None:
 
 
 @pytest.fixture
-def drained(fast_dir: Path) -> tuple[ToyRun, Idler]:
+def drained(fast_dir: Path) -> Drained:
     """An open list whose one item is done, and a worker that waits for more."""
     toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
     toy.worker("w").work(toy.unit_name(0), i0="done")
     return toy, Idler(toy)
 
 
-def test_a_look_for_new_items_opens_head_once_and_nothing_else(
-    drained: tuple[ToyRun, Idler],
-) -> None:
+def test_a_look_for_new_items_opens_head_once_and_nothing_else(drained: Drained) -> None:
     _, idler = drained
 
     with CountedCalls() as counted:
@@ -89,14 +86,12 @@ def test_a_look_for_new_items_opens_head_once_and_nothing_else(
     assert idler.picker.polled == 1
 
 
-def test_a_scan_reads_the_files_of_those_who_hold_open_units_alone(
-    busy: tuple[ToyRun, list[ToyWorker]],
-) -> None:
+def test_a_scan_reads_the_files_of_those_who_hold_open_units_alone(busy: Busy) -> None:
     toy, workers = busy
     idler = Idler(toy)
     idler.scan()
     idler.scan()
-    noted(workers[4], done=1)
+    workers[4].presence.update(done=1)
 
     with CountedCalls() as counted:
         assert idler.scan() is None
@@ -107,9 +102,7 @@ def test_a_scan_reads_the_files_of_those_who_hold_open_units_alone(
     assert len(counted.calls) == 6
 
 
-def test_results_behind_unchanged_counters_are_seen_in_the_end(
-    busy: tuple[ToyRun, list[ToyWorker]],
-) -> None:
+def test_results_behind_unchanged_counters_are_seen_in_the_end(busy: Busy) -> None:
     """Whatever is missed: from time to time everything is read."""
     toy, workers = busy
     idler = Idler(toy)
@@ -126,9 +119,7 @@ def test_results_behind_unchanged_counters_are_seen_in_the_end(
     assert idler.view.complete
 
 
-def test_a_scan_goes_on_past_a_journal_that_cannot_be_read(
-    busy: tuple[ToyRun, list[ToyWorker]],
-) -> None:
+def test_a_scan_goes_on_past_a_journal_that_cannot_be_read(busy: Busy) -> None:
     toy, workers = busy
     workers[4].attempt(8, "failed")
     workers[4].release()
@@ -140,7 +131,7 @@ def test_a_scan_goes_on_past_a_journal_that_cannot_be_read(
 
 
 @pytest.fixture
-def released(fast_dir: Path) -> tuple[ToyRun, ToyWorker, Idler]:
+def released(fast_dir: Path) -> Released:
     """A unit that its owner did and released, and a worker that saw nothing of it yet."""
     toy = ToyRun(fast_dir / "r", 2, unit=2)
     owner = toy.worker("owner")
@@ -170,14 +161,14 @@ class OldCopy:
 
 @pytest.mark.parametrize("by", ["its end", "its last heartbeat"])
 def test_results_that_an_owner_told_of_are_waited_for_and_not_made_again(
-    released: tuple[ToyRun, ToyWorker, Idler], by: str
+    released: Released, by: str
 ) -> None:
     _, owner, idler = released
     with OldCopy(owner, 30):
         if by == "its end":
             owner.finish()
         else:
-            noted(owner, done=2, journal=owner.journal.size)
+            owner.presence.update(done=2, journal=owner.journal.size)
             idler.scan()
             idler.clock.advance(LEASE_S + 1)
         assert idler.scan() is None
@@ -189,7 +180,7 @@ def test_results_that_an_owner_told_of_are_waited_for_and_not_made_again(
 
 
 def test_i3_results_that_were_lost_with_their_host_are_made_again_after_the_lease(
-    released: tuple[ToyRun, ToyWorker, Idler],
+    released: Released,
 ) -> None:
     toy, owner, idler = released
     owner.finish()
@@ -200,9 +191,7 @@ def test_i3_results_that_were_lost_with_their_host_are_made_again_after_the_leas
         assert idler.scan() == (toy.unit_name(0), 2)
 
 
-def test_a_worker_that_hears_of_completeness_needs_no_journal(
-    busy: tuple[ToyRun, list[ToyWorker]],
-) -> None:
+def test_a_worker_that_hears_of_completeness_needs_no_journal(busy: Busy) -> None:
     toy, workers = busy
     idler = Idler(toy)
     finish_units(workers)

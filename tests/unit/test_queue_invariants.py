@@ -516,8 +516,7 @@ class Protocol(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "examples",
-    [20, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
+    "examples", [20, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
 )
 def test_the_protocol_keeps_its_invariants(examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Shrinking takes minutes, beyond every test's time: HYPOTHESIS_PROFILE=search asks for it.

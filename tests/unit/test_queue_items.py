@@ -13,11 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ItemsError
-from hpc_toolkit.queue.items import (
-    Segment,
-    check_items,
-    encode_segment,
-)
+from hpc_toolkit.queue.items import Segment, check_items, encode_segment
 from hpc_toolkit.queue.lists import parse_items
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
@@ -39,32 +35,20 @@ def test_parse_items_skips_blank_lines_and_keeps_the_order() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b'{"a": 1', "not JSON"),
         (b'{"a": NaN}', "NaN is not JSON"),
         (b"\xff\xfe", "not JSON"),
+        (b'{"a": 1', "line 3, column 8: not JSON: Expecting ',' delimiter"),
+        (b'{"a":' + b"[" * 200_000, "not JSON"),
         (b"[1]", "not a JSON object but list"),
         (b"null", "not a JSON object but NoneType"),
     ],
 )
 def test_parse_items_names_the_line_that_is_no_object(line: bytes, problem: str) -> None:
-    with pytest.raises(
-        ItemsError, match=rf"list.jsonl, line 3(, column \d+)?: .*{problem}"
-    ) as caught:
+    with pytest.raises(ItemsError, match=r"^list.jsonl, line 3(, column \d+)?: ") as caught:
         list(parse_items([b'{"a":1}\n', b"\n", line], source="list.jsonl"))
 
+    assert problem in caught.value.message
     assert "one object a line" in caught.value.hint
-
-
-def test_parse_items_names_one_line_and_the_column() -> None:
-    with pytest.raises(ItemsError) as caught:
-        list(parse_items([b'{"a":1}\n', b'{"a": 1\n'], source="f"))
-
-    assert caught.value.message == "f, line 2, column 8: not JSON: Expecting ',' delimiter"
-
-
-def test_parse_items_of_a_line_nested_too_deeply_is_an_items_error() -> None:
-    with pytest.raises(ItemsError, match="line 1: not JSON"):
-        list(parse_items([b'{"a":' + b"[" * 200_000], source="f"))
 
 
 def test_check_items_tells_true_from_one_and_one_from_1_0() -> None:

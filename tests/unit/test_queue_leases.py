@@ -13,20 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.queue.control import SILENT_NODE, DeathNotice
-from hpc_toolkit.queue.leases import (
-    POOL_ENDED,
-    Liveness,
-    Verdict,
-    WorkerLock,
-    lock_is_free,
-)
-from hpc_toolkit.queue.presence import (
-    DRAINING,
-    FINISHED,
-    Presence,
-    PresenceFile,
-    read_presence,
-)
+from hpc_toolkit.queue.leases import POOL_ENDED, Liveness, Verdict, WorkerLock, lock_is_free
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.ranks import process_id
 from tests.manualclock import ManualClock
@@ -77,9 +65,7 @@ def test_i3_a_silent_worker_is_dead_after_the_lease(run: Watched) -> None:
     assert verdict.host == "elsewhere"
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 90), st.booleans(), st.floats(-1e9, 1e9)), max_size=12),
-)
+@given(st.lists(st.tuples(st.floats(0, 90), st.booleans(), st.floats(-1e9, 1e9)), max_size=12))
 def test_i4_only_the_observers_monotonic_clock_decides(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, bool, float]]
 ) -> None:
@@ -134,22 +120,6 @@ def test_i6_a_lock_of_another_host_boot_or_mount_proves_nothing(
 
     assert lock_is_free(run.paths, "w")
     assert run.verdict().alive
-
-
-def test_i5_a_free_lock_that_another_host_saw_is_refuted_by_the_next_heartbeat(
-    run: Watched,
-) -> None:
-    """A server frees the locks of a host that it cannot reach for a while."""
-    file = run.begin(host="here")
-    lock = WorkerLock(run.paths.worker_lock("w"))
-    assert run.verdict().alive
-    run.observer.take_notice(DeathNotice(worker="w", heartbeat=0, explained="", evidence="lock"))
-    assert not run.verdict().alive
-
-    file.update()
-
-    assert run.verdict().alive
-    lock.close()
 
 
 def test_a_worker_waits_for_those_who_test_its_lock(paths: RunPaths) -> None:
@@ -259,36 +229,45 @@ def notice_of(worker: PresenceFile, explained: str = "node failure") -> DeathNot
     return DeathNotice(worker=presence.worker, heartbeat=presence.heartbeat, explained=explained)
 
 
-def test_an_item_is_suspected_when_the_job_of_its_worker_ran_out_of_memory(run: Watched) -> None:
-    run.observer.take_notice(notice_of(run.begin(job="17"), "out of memory"))
-
-    verdict = run.verdict()
-    assert (verdict.alive, verdict.evidence, verdict.explained) == (
-        False,
-        "slurm, out of memory",
-        "",
-    )
-
-
-def test_i3_a_notice_of_slurm_is_a_death_long_before_the_lease(run: Watched) -> None:
+@pytest.mark.parametrize(
+    ("reports", "evidence", "explained"),
+    [
+        (["node failure"], "slurm", "node failure"),
+        # The item is suspected.
+        (["out of memory"], "slurm, out of memory", ""),
+        # Two reports may be found in one listing, which has no order.
+        (["node failure", SILENT_NODE], "slurm", "node failure"),
+        ([SILENT_NODE, "node failure"], "slurm", "node failure"),
+        (["suspended", ""], "slurm", ""),
+    ],
+)
+def test_i3_a_notice_of_slurm_is_a_death_long_before_the_lease(
+    run: Watched, reports: list[str], evidence: str, explained: str
+) -> None:
     worker = run.begin(job="17")
     assert run.verdict().alive
 
-    run.observer.take_notice(notice_of(worker))
+    for one in reports:
+        run.observer.take_notice(notice_of(worker, one))
 
     verdict = run.verdict()
-    assert (verdict.alive, verdict.evidence, verdict.explained) == (False, "slurm", "node failure")
+    assert (verdict.alive, verdict.evidence, verdict.explained) == (False, evidence, explained)
     assert verdict.host == "elsewhere"
 
 
-def test_i5_a_heart_that_beats_on_refutes_a_notice(run: Watched) -> None:
-    worker = run.begin(job="17")
-    run.observer.take_notice(notice_of(worker))
-    assert not run.verdict().alive
+@pytest.mark.parametrize("evidence", ["slurm", "lease", "lock"])
+def test_i5_a_heart_that_beats_on_refutes_a_notice(run: Watched, evidence: str) -> None:
+    """A server frees the locks of a host that it cannot reach for a while."""
+    worker = run.begin(host="here", job="17")
+    lock = WorkerLock(run.paths.worker_lock("w"))
+    assert run.verdict().alive
+    run.observer.take_notice(replace(notice_of(worker, ""), evidence=evidence))
+    assert (run.verdict().alive, run.verdict().evidence) == (False, evidence)
 
     worker.update()
 
     assert run.verdict().alive
+    lock.close()
 
 
 def test_a_job_that_started_again_has_lost_its_workers_of_before(paths: RunPaths) -> None:
@@ -307,9 +286,7 @@ def test_a_job_that_started_again_has_lost_its_workers_of_before(paths: RunPaths
     assert (verdicts["before"].evidence, verdicts["before"].explained) == ("slurm", "requeue")
 
 
-def test_i3_what_ended_a_worker_explains_more_than_the_silence_of_its_node(
-    paths: RunPaths,
-) -> None:
+def test_i3_what_ended_a_worker_explains_more_than_the_silence_of_its_node(paths: RunPaths) -> None:
     """The silence of several nodes suspects an item, and a requeue never does."""
     run = Watched(paths, job="17", restart=1)
     pid, ticks, namespace = process_id(os.getpid())
@@ -323,26 +300,6 @@ def test_i3_what_ended_a_worker_explains_more_than_the_silence_of_its_node(
     explained = {name: verdict.explained for name, verdict in run.look().items()}
 
     assert explained == {"requeued": "requeue", "pooled": POOL_ENDED, "other": SILENT_NODE}
-
-
-@pytest.mark.parametrize("order", [("node failure", SILENT_NODE), (SILENT_NODE, "node failure")])
-def test_i2_the_reports_of_a_death_explain_the_same_in_any_order(
-    run: Watched, order: tuple[str, str]
-) -> None:
-    """Both may be found in one listing, which has no order."""
-    worker = run.begin(job="17")
-    for explained in order:
-        run.observer.take_notice(notice_of(worker, explained))
-
-    assert run.verdict().explained == "node failure"
-
-
-def test_i3_a_death_counts_though_its_job_was_suspended_at_the_same_heartbeat(run: Watched) -> None:
-    worker = run.begin(job="17")
-    run.observer.take_notice(notice_of(worker, "suspended"))
-    run.observer.take_notice(notice_of(worker, ""))
-
-    assert not run.verdict().alive
 
 
 def test_of_a_suspended_job_the_lease_decides_and_slurm_explains(run: Watched) -> None:
@@ -386,14 +343,3 @@ def test_only_silent_workers_of_jobs_are_asked_about(run: Watched) -> None:
         run.look()
 
     assert run.silent() == ["silent"]
-
-
-def test_a_death_that_another_worker_reports_has_its_evidence(run: Watched) -> None:
-    worker = run.begin()
-    assert run.verdict().alive
-    run.observer.take_notice(replace(notice_of(worker, ""), evidence="lease"))
-
-    assert (run.verdict().evidence, run.verdict().explained) == ("lease", "")
-    worker.update()
-
-    assert run.verdict().alive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,6 @@ from hpc_toolkit.results.status import read_status
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 from tests.unreadable import Unreadable
-
-REFUSED = pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
 
 
 def done(view: RunView) -> int:
@@ -30,28 +29,22 @@ def two(fast_dir: Path) -> ToyRun:
     return toy
 
 
-@REFUSED
-def test_i8_a_journal_that_cannot_be_read_is_skipped_and_the_others_count(
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_i8_a_journal_that_cannot_be_read_is_skipped_and_named_and_the_others_count(
     two: ToyRun, number: int
 ) -> None:
-    with Unreadable(two.paths.journal("a"), number):
+    path = two.paths.journal("a")
+    with Unreadable(path, number):
         view = two.view()
 
         assert done(view) == 2
+        assert read_status(view, ManualClock(), given="r").warnings == [
+            f"{path}: cannot be read ({os.strerror(number)}); what it says is not counted"
+        ]
         assert list(view.unreadable) == ["a"]
         assert not view.complete
     assert done(view) == 4
     assert view.unreadable == {}
-
-
-def test_status_names_a_journal_that_cannot_be_read(two: ToyRun) -> None:
-    path = two.paths.journal("a")
-    with Unreadable(path, errno.EACCES):
-        found = read_status(two.view(), ManualClock(), given="r")
-
-    assert found.warnings == [
-        f"{path}: cannot be read (Permission denied); what it says is not counted"
-    ]
 
 
 def test_status_shows_the_failures_of_a_journal_that_became_unreadable(toy: ToyRun) -> None:

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.queue.assignment import Picker
-from hpc_toolkit.queue.control import (
-    SILENT_NODE,
-    ControlReader,
-    DeathNotice,
-    FreeUnit,
-    give_free,
-)
+from hpc_toolkit.queue.control import SILENT_NODE, ControlReader, DeathNotice, FreeUnit, give_free
 from hpc_toolkit.queue.leases import Liveness, Verdict
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, RUNNING
@@ -54,8 +48,19 @@ class Crowd:
         for name in self.living():
             self.beat(name)
 
+    @classmethod
+    def settled(cls, toy: ToyRun, count: int, **how: int) -> Crowd:
+        """One in which everybody was looked at twice."""
+        crowd = cls(toy, count, **how)
+        assert [crowd.step() for _ in range(2)] == [[], []]
+        return crowd
+
     def node(self, number: int) -> list[str]:
         return [name for name in self.workers if name.startswith(f"n{number:05d}-")]
+
+    @property
+    def explained(self) -> dict[str, str]:
+        return {name: verdict.explained for name, verdict in self.verdicts.items()}
 
     @property
     def hosts(self) -> list[str]:
@@ -73,6 +78,10 @@ class Crowd:
         observes = name in self.observers().values() and name not in self.unaware
         node, interval_s = (EACH, 10.0) if observes else (0, 15.0)
         self.workers[name].presence.update(node=node, interval_s=interval_s)
+
+    def steps(self, count: int) -> set[str]:
+        """The deaths that were seen in several steps."""
+        return {died for _ in range(count) for died in self.step()}
 
     def step(self) -> list[str]:
         """The living beat, the observers look, and all wait; return the deaths that were seen."""
@@ -105,76 +114,55 @@ def test_a_look_opens_one_file_of_each_other_node(toy: ToyRun) -> None:
 def test_i3_nodes_that_die_together_are_seen_soon_after_half_a_lease(
     toy: ToyRun, count: int
 ) -> None:
-    crowd = Crowd(toy, 12)
-    assert crowd.step() == []
-    assert crowd.step() == []
+    crowd = Crowd.settled(toy, 12)
     lost = crowd.hosts[3 : 3 + count]
     crowd.dead.update(name for name in crowd.workers if name.partition("-")[0] in lost)
 
     # The look that finds a node silent goes on to the next ones, and counts their silence.
-    seen = [died for _ in range(5) for died in crowd.step()]
-
-    assert sorted(set(seen)) == sorted(crowd.dead)
+    assert crowd.steps(5) == crowd.dead
 
 
 @pytest.mark.parametrize("at_most", [1, 2])
 def test_i3_more_silent_neighbors_than_one_look_passes_are_not_taken_for_a_failed_file_server(
     toy: ToyRun, at_most: int
 ) -> None:
-    crowd = Crowd(toy, 24, at_most=at_most)
-    for _ in range(2):
-        assert crowd.step() == []
+    crowd = Crowd.settled(toy, 24, at_most=at_most)
     crowd.dead.update(name for name in crowd.workers if name.partition("-")[0] in crowd.hosts[3:15])
 
-    for _ in range(10):
-        crowd.step()
+    crowd.steps(10)
 
-    assert {name: verdict.explained for name, verdict in crowd.verdicts.items()} == dict.fromkeys(
-        crowd.dead, SILENT_NODE
-    )
+    assert crowd.explained == dict.fromkeys(crowd.dead, SILENT_NODE)
 
 
 def test_i3_an_item_is_not_to_blame_for_the_silence_of_its_node(toy: ToyRun) -> None:
     """A file server may fail for one node alone, and it has no power at times."""
-    crowd = Crowd(toy, 6)
-    for _ in range(2):
-        crowd.step()
+    crowd = Crowd.settled(toy, 6)
     crowd.dead.update(crowd.node(3))
     crowd.frozen.add(crowd.node(1)[0])  # its node lives
 
-    for _ in range(10):
-        crowd.step()
+    crowd.steps(10)
 
-    explained = {name: verdict.explained for name, verdict in crowd.verdicts.items()}
     silent = dict.fromkeys(crowd.dead, SILENT_NODE)
-    assert explained == {**silent, crowd.node(1)[0]: ""}
+    assert crowd.explained == {**silent, crowd.node(1)[0]: ""}
 
 
 def test_a_node_lives_while_one_of_its_workers_does(toy: ToyRun) -> None:
-    crowd = Crowd(toy, 6)
-    for _ in range(2):
-        assert crowd.step() == []
+    crowd = Crowd.settled(toy, 6)
     first, second, _ = crowd.node(3)
     crowd.frozen.add(first)  # nothing of its node shows that it ended
 
-    seen = [died for _ in range(8) for died in crowd.step()]
-
-    assert set(seen) <= {first}
+    assert crowd.steps(8) <= {first}
     crowd.dead.update((first, second))
-    assert {died for _ in range(8) for died in crowd.step()} <= {first, second}
+    assert crowd.steps(8) <= {first, second}
 
 
 def test_i3_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> None:
-    crowd = Crowd(toy, 6)
-    for _ in range(2):
-        assert crowd.step() == []
+    crowd = Crowd.settled(toy, 6)
     first, *others = crowd.node(3)
     crowd.frozen.add(first)
     crowd.unaware.update(others)
 
-    seen = [died for _ in range(10) for died in crowd.step()]
-
-    assert set(seen) == {first}
+    assert crowd.steps(10) == {first}
 
 
 @pytest.mark.parametrize(
@@ -187,9 +175,7 @@ def test_i3_other_workers_of_a_node_have_time_to_beat_for_it(toy: ToyRun) -> Non
     ],
 )
 def test_i3_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: int) -> None:
-    crowd = Crowd(toy, count, each=each)
-    for _ in range(2):
-        assert crowd.step() == []
+    crowd = Crowd.settled(toy, count, each=each)
     crowd.dead.update(crowd.node(lost))
 
     seen = [crowd.step() for _ in range(10)]
@@ -199,9 +185,7 @@ def test_i3_only_a_full_lease_decides(toy: ToyRun, count: int, each: int, lost: 
 
 
 def test_i3_all_nodes_that_a_look_reaches_may_wait_for_a_failed_file_server(toy: ToyRun) -> None:
-    crowd = Crowd(toy, 24)
-    for _ in range(2):
-        assert crowd.step() == []
+    crowd = Crowd.settled(toy, 24)
     crowd.frozen.update(name for name in crowd.workers if name not in crowd.node(0))
 
     assert [crowd.step() for _ in range(5)] == [[]] * 5
@@ -209,21 +193,17 @@ def test_i3_all_nodes_that_a_look_reaches_may_wait_for_a_failed_file_server(toy:
 
 def test_i3_a_process_that_was_stuck_counts_silences_anew(toy: ToyRun) -> None:
     """Nodes that lost their file server find it again one after the other."""
-    crowd = Crowd(toy, 6)
-    for _ in range(2):
-        assert crowd.step() == []
+    crowd = Crowd.settled(toy, 6)
     crowd.dead.update(crowd.node(3))
     assert crowd.step() == []
     crowd.clock.advance(LEASE_S / 2)
 
     assert crowd.step() == []  # silent for 100 s, of which the observer was stuck for 60 s
-    assert {died for _ in range(4) for died in crowd.step()} == crowd.dead
+    assert crowd.steps(4) == crowd.dead
 
 
 def test_a_suspended_node_is_dead_after_a_full_lease(toy: ToyRun) -> None:
-    crowd = Crowd(toy, 6)
-    for _ in range(2):
-        crowd.step()
+    crowd = Crowd.settled(toy, 6)
     gone = crowd.node(3)
     crowd.dead.update(gone)
     for watch in crowd.watches.values():
@@ -326,21 +306,17 @@ def test_a_node_is_not_dead_before_all_of_its_workers_were_looked_at(toy: ToyRun
 
 def test_a_worker_that_woke_up_is_watched_again(toy: ToyRun) -> None:
     """Slurm suspends and continues jobs."""
-    crowd = Crowd(toy, 8)
-    for _ in range(2):
-        crowd.step()
+    crowd = Crowd.settled(toy, 8)
     for _ in range(2):
         crowd.dead.update(crowd.node(3))
-        assert {died for _ in range(6) for died in crowd.step()} == set(crowd.node(3))
+        assert crowd.steps(6) == set(crowd.node(3))
         crowd.dead.clear()
         for _ in range(9):
             assert crowd.step() == []
 
 
 def test_it_is_known_when_the_first_silent_node_counts_as_dead(toy: ToyRun) -> None:
-    crowd = Crowd(toy, 8)
-    for _ in range(2):
-        crowd.step()
+    crowd = Crowd.settled(toy, 8)
     watches = [crowd.watches[name] for name in crowd.observers().values()]
     assert {watch.lease_left_s for watch in watches} == {float("inf")}
     crowd.dead.update(crowd.node(3))
@@ -352,9 +328,7 @@ def test_it_is_known_when_the_first_silent_node_counts_as_dead(toy: ToyRun) -> N
 
 
 def test_the_living_are_estimated_from_the_nodes_that_were_looked_at(toy: ToyRun) -> None:
-    crowd = Crowd(toy, 10)
-    for _ in range(2):
-        crowd.step()
+    crowd = Crowd.settled(toy, 10)
     watch = crowd.watches[crowd.node(0)[0]]
     assert (watch.nodes, watch.living) == (10, 30)
 
@@ -390,8 +364,12 @@ class Taker:
         self.picker.left.hear_of(self.control.free, 4096)
 
 
+Lost = tuple[ToyRun, ManualClock, ToyWorker, ToyWorker]
+Told = tuple[ToyRun, ToyWorker, Taker, Taker]
+
+
 @pytest.fixture
-def lost(fast_dir: Path) -> tuple[ToyRun, ManualClock, ToyWorker, ToyWorker]:
+def lost(fast_dir: Path) -> Lost:
     """A run of two units, of which two workers claimed one each; one has died since."""
     toy, clock = ToyRun(fast_dir / "r", 2, unit=1), ManualClock()
     living = toy.worker("n9-1-0", host="n9", node=1)
@@ -415,9 +393,7 @@ def looked(taker: Taker, *living: ToyWorker) -> list[FreeUnit]:
     return found
 
 
-def test_i3_a_unit_without_a_line_is_found_by_the_last_heartbeat_of_its_owner(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> None:
+def test_i3_a_unit_without_a_line_is_found_by_the_last_heartbeat_of_its_owner(lost: Lost) -> None:
     toy, clock, dead, living = lost
     taker = Taker(toy, clock, "n2-1-0")
 
@@ -430,60 +406,42 @@ def test_i3_a_unit_without_a_line_is_found_by_the_last_heartbeat_of_its_owner(
     assert set(counted.opened()) <= {f"{dead.name}.json", f"{dead.name}.jsonl", "head"}
 
 
-def test_i3_the_silence_of_a_node_is_explained_to_the_worker_that_takes_over(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> None:
+@pytest.fixture
+def told(lost: Lost) -> Told:
+    """The run, the worker that died, a busy worker that found it, and an idle one that was told."""
     toy, clock, dead, living = lost
     toy.worker("n1-2-0", host="n1")
-    finder = Taker(toy, clock, "n2-1-0")
-    idle = Taker(toy, clock, "n3-1-0")
+    finder, idle = Taker(toy, clock, "n2-1-0"), Taker(toy, clock, "n3-1-0")
     for free in looked(finder, idle.worker, living):
         give_free(toy.paths, free, finder.worker.name)
     idle.hear()
     clock.advance(20.0)
+    return toy, dead, finder, idle
+
+
+def test_i3_a_worker_of_another_node_takes_over_what_a_busy_one_found_and_knows_of_the_silence(
+    told: Told,
+) -> None:
+    toy, dead, finder, idle = told
 
     found = idle.picker.next(NOTHING, idle.pacing)
 
     assert found is not None
+    assert (found.unit.name, found.generation) == (toy.unit_name(0), 2)
     assert found.died is not None
     assert (found.died[0], found.died[1].explained) == (dead.name, SILENT_NODE)
-
-
-def test_i3_a_worker_of_another_node_takes_over_what_a_busy_one_found(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> None:
-    toy, clock, _, living = lost
-    finder = Taker(toy, clock, "n2-1-0")
-    idle = Taker(toy, clock, "n3-1-0")
-    for free in looked(finder, idle.worker, living):
-        give_free(toy.paths, free, finder.worker.name)
-    idle.hear()
-    clock.advance(20.0)
-
-    assert idle.take() == (toy.unit_name(0), 2)
     assert finder.take() is None
 
 
-def test_i5_a_heartbeat_refutes_what_another_worker_found(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> None:
-    toy, clock, dead, living = lost
-    finder = Taker(toy, clock, "n2-1-0")
-    idle = Taker(toy, clock, "n3-1-0")
-    for free in looked(finder, idle.worker, living):
-        give_free(toy.paths, free, finder.worker.name)
-    idle.hear()
-    clock.advance(20.0)
+def test_i5_a_heartbeat_refutes_what_another_worker_found(told: Told) -> None:
+    _, dead, finder, idle = told
 
     dead.presence.update()
 
-    assert idle.take() is None
-    assert finder.take() is None
+    assert [idle.take(), finder.take()] == [None, None]
 
 
-def test_i3_a_worker_whose_death_was_refuted_can_die_again(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> None:
+def test_i3_a_worker_whose_death_was_refuted_can_die_again(lost: Lost) -> None:
     toy, clock, dead, _ = lost
     idle = Taker(toy, clock, "n3-1-0")
     for number in range(2):
@@ -498,9 +456,7 @@ def test_i3_a_worker_whose_death_was_refuted_can_die_again(
         assert taken == (None if number == 0 else (toy.unit_name(0), 2))
 
 
-def test_of_many_idle_workers_not_all_try_at_once(
-    lost: tuple[ToyRun, ManualClock, ToyWorker, ToyWorker],
-) -> None:
+def test_of_many_idle_workers_not_all_try_at_once(lost: Lost) -> None:
     toy, clock, _, living = lost
     finder = Taker(toy, clock, "n2-1-0")
     for free in looked(finder, living):

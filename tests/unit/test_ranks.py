@@ -14,14 +14,7 @@ from hpc_toolkit.cli.working import unused
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.system.gpus import rank_environment
-from hpc_toolkit.system.ranks import (
-    RankInfo,
-    job_end,
-    job_hosts,
-    of_slurm,
-    other_hosts,
-    step_nodes,
-)
+from hpc_toolkit.system.ranks import RankInfo, job_end, job_hosts, of_slurm, other_hosts, step_nodes
 from hpc_toolkit.training.distributed.group import DistributedInfo
 from hpc_toolkit.training.launch.plan import Request, Step, left_out, make_plan
 
@@ -120,10 +113,7 @@ def test_flux_is_asked_for_the_hosts_and_a_start_on_one_of_several_is_told(
 
     assert other_hosts(environ)[0] == count
     plan = make_plan(Request(script="a.py"), step=None, ranks=2, backend="gloo")
-    for said in (
-        unused(None, environ),
-        left_out(Request(script="a.py"), plan, environ),
-    ):
+    for said in (unused(None, environ), left_out(Request(script="a.py"), plan, environ)):
         assert ("flux run" in said and f"this job has {count} " in said) is (count > 1), said
     alone = Request(script="a.py", options={"nnodes": 1})
     assert left_out(alone, plan, environ) == ""

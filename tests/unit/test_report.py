@@ -31,7 +31,10 @@ from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from hpc_toolkit.rundir.layout import RunPaths
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -136,9 +139,9 @@ def record_of(kind: str, end: float, seconds: float) -> Claim | Attempt | Releas
     return Attempt(**common, **place, begin=begin, end=ends, outcome=kind, error="")
 
 
-def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:
-    """Host n2 is 3 days ahead; ``files``: times of run.json and of both files of each worker."""
-    toy = ToyRun(root, 6, unit=2)
+def test_times_of_a_host_whose_clock_is_off_are_corrected_with_a_warning(fast_dir: Path) -> None:
+    """Host n2 is 3 days ahead, as the times of its files on the server show."""
+    toy = ToyRun(fast_dir / "run", 6, unit=2)
     for number, name in enumerate(("wa", "wb", "wc")):
         late = 259_200.0 if name == "wb" else 0.0
         host = f"n{number + 1}"
@@ -148,16 +151,9 @@ def clocks_off(root: Path, files: dict[str, float]) -> ToyRun:
             worker.attempt(item, at=1_100.0 + 10 * item + late, seconds=5.0)
         worker.release(1_200.0 + late, seconds=180.0)
         worker.presence.update(state="finished")
-    for name, at in files.items():
-        of_worker = (toy.paths.worker(name), toy.paths.journal(name))
-        for path in of_worker if name.startswith("w") else (toy.paths.manifest,):
-            os.utime(path, (at, at))
-    return toy
-
-
-def test_times_of_a_host_whose_clock_is_off_are_corrected_with_a_warning(fast_dir: Path) -> None:
-    beats = {"wa": 1_240.0, "wb": 1_240.0, "wc": 1_239.0, "run.json": 990.0}
-    toy = clocks_off(fast_dir / "run", beats)
+        for path in (toy.paths.worker(name), toy.paths.journal(name)):
+            os.utime(path, (1_240.0, 1_240.0))
+    os.utime(toy.paths.manifest, (990.0, 990.0))
 
     found = activity_of(toy)
 
@@ -282,37 +278,30 @@ def test_marks_of_an_axis_are_few_in_order_and_written_without_exponents(high: f
         assert not any(re.search("[0-9]e", label) or len(label) > 10 for label in labels)
 
 
-def damage(toy: ToyRun, what: str) -> None:
-    journal = toy.paths.journal("wa")
-    if what == "torn journal":
-        journal.write_bytes(journal.read_bytes()[:-30])
-    elif what == "binary journal":
-        journal.write_bytes(b"\0\xff" * 1000)
-    elif what == "no journal":
-        journal.unlink()
-    elif what == "torn worker file":
-        toy.paths.worker("wa").write_bytes(b"{")
-    elif what == "no segment":
-        next(toy.stage_paths.items.iterdir()).unlink()
-    elif what == "no control":
-        toy.paths.control.rmdir()
-    elif what == "job record":
-        toy.paths.jobs.mkdir()
-        (toy.paths.jobs / "12.json").write_text('{"job": ["x"], "submitted": {}}')
-    elif what == "monitor":
-        toy.paths.monitor_log("n1", 8).write_bytes(b"\xff\n[1]\n" + b'{"type":"header"}\n' * 3)
+def job_record(run: RunPaths) -> None:
+    run.jobs.mkdir()
+    (run.jobs / "12.json").write_text('{"job": ["x"], "submitted": {}}')
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        *("torn journal", "binary journal", "no journal", "torn worker file", "no segment"),
-        *("no control", "job record", "monitor"),
-    ],
-)
+MONITOR = b"\xff\n[1]\n" + b'{"type":"header"}\n' * 3
+DAMAGES: dict[str, Callable[[RunPaths], object]] = {
+    "torn journal": lambda run: os.truncate(
+        run.journal("wa"), run.journal("wa").stat().st_size - 30
+    ),
+    "binary journal": lambda run: run.journal("wa").write_bytes(b"\0\xff" * 1000),
+    "no journal": lambda run: run.journal("wa").unlink(),
+    "torn worker file": lambda run: run.worker("wa").write_bytes(b"{"),
+    "no segment": lambda run: next(run.stage("items").items.iterdir()).unlink(),
+    "no control": lambda run: run.control.rmdir(),
+    "job record": job_record,
+    "monitor": lambda run: run.monitor_log("n1", 8).write_bytes(MONITOR),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
 def test_a_damaged_run_has_a_report(fast_dir: Path, what: str) -> None:
     toy = busy_run(fast_dir / "run", ("a", "b"))
-    damage(toy, what)
+    DAMAGES[what](toy.paths)
     before = tree(toy.root)
 
     page = report_of(Run.open(toy.root))

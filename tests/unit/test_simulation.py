@@ -7,11 +7,9 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replay import score_table
 from simulation.cluster import simulate
 from simulation.scenario import Group, Kill, Preemption, Scenario
 
@@ -137,29 +135,3 @@ def test_an_undisturbed_campaign_stays_near_its_bound_and_loads_each_checkpoint_
     assert outcome.executions == 5_184
     assert outcome.ratio <= 1.08
     assert outcome.loads <= 1.05 * 432
-
-
-def asked(seed: int, *, unit_size: int, told: bool) -> Scenario:
-    """24 arms of the largest model of a made-up table on 32 tasks, at a tenth of their length."""
-    table = score_table(seed)
-    assert table.seconds is not None
-    large = [index for index, arm in enumerate(table.arms.arms) if arm.group.startswith("4.1e+08/")]
-    tasks = np.argsort(-table.seconds.mean(axis=0), kind="stable")
-    arms = np.random.default_rng([seed, 99]).choice(large, 24, replace=False)
-    work = []
-    for name in dict.fromkeys(table.arms.arms[arm].group for arm in arms):
-        own = [arm for arm in arms if table.arms.arms[arm].group == name]
-        each = table.seconds[np.ix_(own, tasks)].ravel() / 10
-        items_s = tuple(float(one) for one in each)
-        kinds = tuple(str(task) for _ in own for task in tasks) if told else ()
-        work.append(Group(items_s, 3.0, kinds=kinds))
-    return Scenario(groups=tuple(work), workers=32, unit_size=unit_size)
-
-
-@pytest.mark.soak  # benchmarks/simulate.py compares such scenarios as well
-def test_24_arms_asked_at_once_keep_32_workers_busy() -> None:
-    """With units of one task, and the longest tasks of all arms begun before the others."""
-    assert 1 / simulate(asked(2, unit_size=1, told=True)).ratio >= 0.75
-    # Either alone leaves workers without work at the end.
-    assert 1 / simulate(asked(2, unit_size=1, told=False)).ratio < 0.75
-    assert 1 / simulate(asked(2, unit_size=256, told=True)).ratio < 0.75

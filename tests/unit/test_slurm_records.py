@@ -210,11 +210,6 @@ def test_what_is_no_job_id_is_none(text: str) -> None:
     assert all(job_id(good) for good in ("1", "123_4", "123+1"))
 
 
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    return Programs(tmp_path, monkeypatch)
-
-
 def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -> None:
     programs.answer("squeue", PENDING)
     programs.answer("sacct", SACCT)
@@ -228,9 +223,7 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -
     assert "--duplicates" in call
 
 
-def test_the_accounting_is_searched_from_the_submission_or_a_month_back(
-    programs: Programs,
-) -> None:
+def test_the_accounting_is_searched_from_the_submission_or_a_month_back(programs: Programs) -> None:
     programs.answer("sacct", SACCT)
     day_before = datetime.fromtimestamp(1795250914 - 86400).astimezone().strftime("%FT%T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,57 +25,39 @@ def silent(worker: str) -> Presence:
     return replace(SILENT, worker=worker)
 
 
-def said(state: str, *, restarts: int | None = 1) -> dict[str, JobRecord]:
-    return {"17": JobRecord(id="17", state=state, restarts=restarts)}
-
-
 @pytest.mark.parametrize(
-    ("state", "explained"),
+    ("job", "node", "deaths"),
     [
-        ("PREEMPTED", "preemption"),
-        ("TIMEOUT", "time limit"),
-        ("NODE_FAIL", "node failure"),
-        ("CANCELLED", "cancel"),
-        ("REQUEUED", "requeue"),
-        ("SUSPENDED", "suspended"),
-        ("OUT_OF_MEMORY", "out of memory"),
-        ("COMPLETED", ""),
+        ({"state": "PREEMPTED"}, {}, ["preemption"]),
+        ({"state": "TIMEOUT"}, {}, ["time limit"]),
+        ({"state": "NODE_FAIL"}, {}, ["node failure"]),
+        ({"state": "CANCELLED"}, {}, ["cancel"]),
+        ({"state": "REQUEUED"}, {}, ["requeue"]),
+        ({"state": "SUSPENDED"}, {}, ["suspended"]),
+        ({"state": "OUT_OF_MEMORY"}, {}, ["out of memory"]),
+        ({"state": "COMPLETED"}, {}, [""]),
+        # A job that may run proves nothing unless it started again, or its node is lost.
+        *(({"state": state}, {}, []) for state in ("RUNNING", "COMPLETING", UNKNOWN)),
+        (None, {}, []),
+        ({"restarts": None}, {}, []),
+        ({"restarts": 2}, {}, ["requeue"]),
+        ({}, {"state": "DOWN"}, ["node failure"]),
+        ({}, {"state": "ALLOCATED", "flags": frozenset({"NOT_RESPONDING"})}, ["node failure"]),
+        ({}, {"state": "MIXED", "flags": frozenset({"DRAIN"})}, []),
+        ({}, {"state": UNKNOWN}, []),
     ],
 )
-def test_a_job_that_ended_is_a_death_explained_in_our_words(state: str, explained: str) -> None:
-    (notice,) = judge([SILENT], said(state), {})
-
-    assert (notice.worker, notice.heartbeat, notice.explained) == ("n3-1-a", 5, explained)
-
-
-@pytest.mark.parametrize(
-    ("record", "dead"),
-    [
-        *((said(state), []) for state in ("RUNNING", "COMPLETING", UNKNOWN)),
-        (said("RUNNING", restarts=None), []),
-        (said("RUNNING", restarts=2), ["requeue"]),
-        ({}, []),
-    ],
-)
-def test_a_job_that_may_run_proves_nothing_unless_it_started_again(
-    record: dict[str, JobRecord], dead: list[str]
+def test_what_slurm_says_is_a_death_explained_in_our_words_or_proves_nothing(
+    job: dict[str, Any] | None, node: dict[str, Any], deaths: list[str]
 ) -> None:
-    assert [notice.explained for notice in judge([SILENT], record, {})] == dead
+    record = JobRecord(**{"id": "17", "state": "RUNNING", "restarts": 1, **(job or {})})
+    nodes = {"n3": NodeRecord(name="n3", **node)} if node else {}
 
+    found = judge([SILENT], {} if job is None else {"17": record}, nodes)
 
-@pytest.mark.parametrize(
-    ("node", "dead"),
-    [
-        (NodeRecord(name="n3", state="DOWN"), True),
-        (NodeRecord(name="n3", state="ALLOCATED", flags=frozenset({"NOT_RESPONDING"})), True),
-        (NodeRecord(name="n3", state="MIXED", flags=frozenset({"DRAIN"})), False),
-        (NodeRecord(name="n3", state=UNKNOWN), False),
-    ],
-)
-def test_a_lost_node_is_a_death_although_the_job_runs(node: NodeRecord, dead: bool) -> None:
-    notices = judge([SILENT], said("RUNNING"), {"n3": node})
-
-    assert [notice.explained for notice in notices] == (["node failure"] if dead else [])
+    assert [(one.worker, one.heartbeat, one.explained) for one in found] == [
+        ("n3-1-a", 5, explained) for explained in deaths
+    ]
 
 
 def test_all_nodes_of_a_suspended_job_are_known_by_one_question(
@@ -84,8 +67,8 @@ def test_all_nodes_of_a_suspended_job_are_known_by_one_question(
     for name, job in (("n3-1-a", "17"), ("n4-1-a", "17"), ("n5-1-a", "18")):
         one = replace(SILENT, worker=name, host=name[:2], job=job)
         PresenceFile(paths.worker(name), one).close()
-    records = said("SUSPENDED")
-    monkeypatch.setattr(client, "job_states", lambda ids, **_: {one: records[one] for one in ids})
+    record = JobRecord(id="17", state="SUSPENDED", restarts=1)
+    monkeypatch.setattr(client, "job_states", lambda ids, **_: dict.fromkeys(ids, record))
     monkeypatch.setattr(controller, "node_states", lambda _, **__: {})
 
     assert main([str(paths.root), f"n3-1-a:{SILENT.heartbeat}"]) == 0

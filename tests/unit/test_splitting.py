@@ -37,13 +37,10 @@ ANSWER = (
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    found = Programs(folder, monkeypatch)
-    found.add("sbatch", SBATCH)
-    found.answer("squeue", "")
-    return found
+def programs(programs: Programs) -> Programs:
+    programs.add("sbatch", SBATCH)
+    programs.answer("squeue", "")
+    return programs
 
 
 @pytest.fixture(autouse=True)

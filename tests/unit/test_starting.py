@@ -26,10 +26,6 @@ def order(stage: str = "first") -> dict[str, Any]:
     return found
 
 
-def test_an_order_keeps_the_stages() -> None:
-    assert forkserver._stages_of(order()) == SPECS
-
-
 def test_an_order_separates_what_is_the_workers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"CUDA_VISIBLE_DEVICES": "3", "SLURM_PROCID": "1", "PMI_RANK": "1"}
     for name, text in {**own, "LOCAL_RANK": "1", "RANK": "5", "SLURM_NTASKS": "8"}.items():

@@ -53,6 +53,7 @@ def test_the_json_has_what_the_contract_says(toy: ToyRun) -> None:
 
     assert record["run"] == "r"
     counts = "total pending running claimed done failed retried duplicates sealed"
+    counts += " coming waiting skipped"
     assert set(record["stages"]["items"]) >= set(counts.split())
     assert set(record["workers"]) >= {"alive", "finished", "dead"}
     assert record.keys() >= {"rate_per_s", "eta_s", "eta_low_s", "eta_high_s", "best", "complete"}
@@ -68,6 +69,10 @@ def test_a_living_worker_runs_one_item_and_has_claimed_the_others(toy: ToyRun) -
 
     assert (found["done"], found["running"], found["claimed"]) == (1, 1, 2)
     assert (found["pending"], found["failed"]) == (0, 0)
+    worker.release()
+    worker.claim(toy.unit_name(0), 2)
+    worker.attempt(1)
+    assert (counts(toy)["done"], counts(toy)["retried"]) == (2, 1)
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -96,13 +101,14 @@ def test_workers_are_counted_by_what_is_known_of_them(toy: ToyRun) -> None:
     living(toy, "draining", state=DRAINING)
     toy.worker("finished", state=FINISHED)
     toy.worker("dead", host=host_name(), boot=boot_id())
+    living(toy, "reused", ticks=1)  # another process has its id now
     toy.worker("silent", host="elsewhere", at=NOW - 10_000)
     toy.worker("fresh", host="elsewhere", at=NOW - 10)
     toy.worker("slow", host="elsewhere", at=NOW - 1_000, interval_s=500.0)
 
     found = status(toy)
 
-    assert (found.workers.alive, found.workers.finished, found.workers.dead) == (4, 1, 2)
+    assert (found.workers.alive, found.workers.finished, found.workers.dead) == (4, 1, 3)
     assert found.draining == 1
     assert found.workers.unreadable == 0
 

@@ -29,12 +29,9 @@ echo "sbatch: lua: welcome" >&2; echo "Hello 2026"; echo "$n"
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    found = Programs(folder, monkeypatch)
-    found.add("sbatch", SBATCH)
-    return found
+def programs(programs: Programs) -> Programs:
+    programs.add("sbatch", SBATCH)
+    return programs
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.results.trace import Trace
-from hpc_toolkit.run import create_run
+from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
 from tests.hostile import HOSTILE
 from tests.toyrun import ToyWorker, spec_of
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 def traced(root: Path, file: Path, stage: str | None = None) -> int:
-    from hpc_toolkit.run import Run
-
     run = Run.open(root)
     rows = Trace(RunView(run.paths, run.manifest), stage)
     write_table(file, rows)
@@ -34,14 +32,20 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
+def begun(root: Path, items: list[dict[str, Any]]) -> ToyWorker:
+    """A worker that has all items of a run."""
+    manifest = Manifest(run="r", stages=(spec_of(items_per_claim=len(items)),))
+    create_run(root, manifest, {"items": items}, sealed=True)
+    worker = ToyWorker(RunPaths(root), "wa", host="n1", job="77")
+    worker.claim("000001-0")
+    return worker
+
+
 @pytest.fixture
 def named(fast_dir: Path) -> Path:
     """A run whose items have columns of their own, one with the name of one of ours."""
     items = [{"seed": number, "host": {"a": number}} for number in range(3)] + [{"text": "x,y"}]
-    manifest = Manifest(run="r", stages=(spec_of(items_per_claim=4),))
-    create_run(fast_dir / "run", manifest, {"items": items}, sealed=True)
-    worker = ToyWorker(RunPaths(fast_dir / "run"), "wa", host="n1", job="77")
-    worker.claim("000001-0")
+    worker = begun(fast_dir / "run", items)
     worker.attempt(0, at=103.5, seconds=1.25)
     worker.attempt(1, "failed", at=104.0, error='ValueError: x\n"y"')
     worker.attempt(3, at=105.0)
@@ -83,10 +87,7 @@ def test_hostile_texts_survive_every_format(fast_dir: Path, tmp_path: Path) -> N
     parquet = pytest.importorskip("pyarrow.parquet")
     items = [{"text": text, "odd": value} for text, value in zip(HOSTILE, range(999), strict=False)]
     items[3]["odd"] = "text among numbers"
-    manifest = Manifest(run="r", stages=(spec_of(items_per_claim=len(items)),))
-    create_run(fast_dir / "run", manifest, {"items": items}, sealed=True)
-    worker = ToyWorker(RunPaths(fast_dir / "run"), "wa")
-    worker.claim("000001-0")
+    worker = begun(fast_dir / "run", items)
     for number, text in enumerate(HOSTILE):
         worker.attempt(number, "failed", error=text)
 

@@ -27,13 +27,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    return Programs(folder, monkeypatch)
-
-
 def write(path: Path, text: str, *, age_s: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
-from click.testing import CliRunner, Result
 
-from hpc_toolkit.cli import runs as item_commands
-from hpc_toolkit.cli.help import Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import check_items
 from hpc_toolkit.science.workloads.pythia import REVISIONS, parse_layers, parse_steps, pythia_items
+from tests.unit import jobcommands
 
 GRID = ("--sizes", "14m,70m,410m", "--steps", "0,1000:143000:1000")
 
 
-def call(*arguments: str) -> Result:
-    app = Commands(help="")
-    item_commands.register(app)
-    return CliRunner().invoke(app, ["items", "pythia", *arguments])
+call = partial(jobcommands.call, "items", "pythia")
 
 
 def test_grid_of_three_sizes_is_exactly_5184_lines_that_a_run_takes() -> None:

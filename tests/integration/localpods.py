@@ -40,6 +40,8 @@ class LocalJob:
     job: dict[str, Any]
     logs: Path
     """Directory with one file for each pod, as ``kubectl logs`` gives them."""
+    instead: dict[str, str] = field(default_factory=dict)
+    """Values of variables that this machine has others for, such as addresses."""
     pods: list[Pod] = field(default_factory=list)
     ended: list[tuple[str, int, str]] = field(default_factory=list)
     """Name, exit code and what was done about it, of every pod that ended."""
@@ -74,7 +76,7 @@ class LocalJob:
         for one in container["env"]:
             told = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             value = known[told] if told else expanded(one["value"], variables)
-            variables[one["name"]] = value
+            variables[one["name"]] = self.instead.get(one["name"], value)
         words = [expanded(word, variables) for word in container["args"]]
         clean = {key: value for key, value in os.environ.items() if not key.startswith(HIDDEN)}
         with (self.logs / f"{name}.log").open("wb") as log:
@@ -93,6 +95,12 @@ class LocalJob:
         (pod,) = (one for one in self.pods if one.index == index)
         pod.evicted = True
         pod.process.terminate()
+
+    def lose(self, index: int) -> None:
+        """What the loss of its node does to the pod of an index."""
+        (pod,) = (one for one in self.pods if one.index == index)
+        pod.evicted = True
+        pod.process.kill()
 
     def run(self, limit_s: float = HANG_S) -> str:
         """Follow the pods until the Job has ended; its outcome."""

@@ -24,7 +24,7 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render import script as render
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
-from tests.integration.realrun import wait_until
+from tests.integration.realrun import HANG_S, wait_until
 
 HOSTILE_NAME = 'it\'s a "run" $(touch canary) `touch canary` & ; é'
 
@@ -139,7 +139,7 @@ class FakeSlurm:
 
     def run(self, script: str, *arguments: str) -> tuple[int, str]:
         process = self.start(script, *arguments)
-        output, _ = process.communicate()
+        output, _ = process.communicate(timeout=HANG_S)
         return process.returncode, output
 
     def calls(self, program: str) -> list[list[str]]:
@@ -516,7 +516,7 @@ def start_and_signal(
     if number == signal.SIGTERM:
         # Slurm sends it to the ranks as well.
         os.kill(int((slurm.root / "rank.pid").read_text()), number)
-    output, _ = process.communicate()
+    output, _ = process.communicate(timeout=HANG_S)
     return process.returncode, output
 
 

@@ -122,16 +122,17 @@ def _keys_after(
 
 def _fitted(spec: StageSpec, keys: set[str], more: bool) -> StageSpec:
     """The stage with how its function is called; ConfigError, WorkloadError: keys are missing."""
+    from hpc_toolkit.queue.items import has_key
     from hpc_toolkit.worker.arguments import fit
     from hpc_toolkit.worker.command import needed_keys
     from hpc_toolkit.worker.loading import check_stage
 
     check_stage(spec)
-    needed = needed_keys(spec.workload.command)
-    if spec.group_by is not None:
-        needed = [*needed, spec.group_by]
+    needed = [key for key in needed_keys(spec.workload.command) if not has_key(keys, key)]
+    if spec.group_by is not None and spec.group_by not in keys:
+        needed.append(spec.group_by)
     for key in needed:
-        if key not in keys and not more:
+        if not more:
             raise ConfigError(f"its items have no key {key!r}", hint=near_miss(key, sorted(keys)))
     sample = dict.fromkeys(sorted(keys), 0)
     if not more:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -99,6 +99,18 @@ class _Distinct:
         return encode({key: item[key] for key in self._keys}).encode()
 
 
+def has_key(item: Container[str], key: str) -> bool:
+    """Whether an item has what a command writes as ``{key}``, or as ``{key.part}``."""
+    return key in item or key.partition(".")[0] in item
+
+
+def _lacked(item: Item, group_by: str | None, needs: Sequence[str]) -> str | None:
+    """The first key that an item should have and lacks."""
+    if group_by is not None and group_by not in item:
+        return group_by
+    return next((key for key in needs if not has_key(item, key)), None)
+
+
 @without_collections()
 def check_items(
     items: Iterable[Item],
@@ -116,11 +128,10 @@ def check_items(
     found, distinct = ItemLines(group_by=group_by), _Distinct()
     for some in batches(taken):
         distinct.add(some, encode_each(some))
-    keys = [key for key in (group_by, *needs) if key is not None]
     for some in batches(items):
         lines: list[bytes] = []
         with suppress(AttributeError, TypeError, ValueError):
-            if all(key in item for key in keys for item in some):
+            if not any(_lacked(item, group_by, needs) for item in some):
                 encoded = encode_each(some)
                 lines = encoded if distinct.add(some, encoded) else []
         if not lines:
@@ -146,11 +157,10 @@ def _refuse(
         if not kept:
             message = f"item {number} is not a dict with text as its keys: {item!r:.200}"
             raise ItemsError(message, hint="such as {'seed': 1}; convert other keys by str()")
-        for key in (group_by, *needs):
-            if key is not None and key not in item:
-                what = "--group-by" if key == group_by else "the command"
-                message = f"item {number} has no key {key!r}, which {what} needs"
-                raise ItemsError(message, hint=near_miss(key, list(item)))
+        if key := _lacked(item, group_by, needs):
+            what = "--group-by" if key == group_by else "the command"
+            message = f"item {number} has no key {key!r}, which {what} needs"
+            raise ItemsError(message, hint=near_miss(key, list(item)))
         if not is_new:
             message = f"item {number} is a duplicate: {canonical(item).decode()[:200]}"
             raise ItemsError(message, hint="remove it, or add a key that differs")

@@ -64,18 +64,19 @@ def with_items(
     """
     arrows, wants, needs = Arrows(), Wants(stage), needed_keys(stage.workload.command)
     stage, items = fit(stage, wants.taken(arrows.taken(items)), given=RESULTS)
-    own = [key for key in needs if key != RESULTS]
+    own = [key for key in needs if key.partition(".")[0] != RESULTS]
     lines = check_items(items, group_by=stage.group_by, needs=own, may_be_empty=may_be_empty)
     lines.wants = wants.each(len(lines))
     if lines.wants and stage.needs is None:
         stage = replace(stage, needs={})  # by which workers know that items have needs
-    wanted = RESULTS in needs or _wants_results(stage)
+    of_command = own != needs
+    wanted = of_command or _wants_results(stage)
     if arrows and may_be_empty:
         message = "items that follow each other cannot be in an open list"
         raise ConfigError(message, hint="create the run without --open")
     if arrows:
         return replace(stage, after=(stage.name,)), arrows.graph(lines, results=wanted is not False)
-    if RESULTS in needs or wanted is None:
+    if of_command or wanted is None:
         for number, line in enumerate(lines.lines):
             if RESULTS not in (item := json.loads(line)):
                 user = stage.workload.function or "the command"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,32 @@ FUNCTION, HELD, CODE = "/function", "/held", "/code"
 that this and the arguments reach."""
 
 
+_GUARD = re.compile(rb"""^if\s+__name__\s*==\s*["']__main__["']""", re.MULTILINE)
+
+
+def _globals(function: Any) -> dict[str, Any]:
+    """The names that a function sees, or an object that is called like one."""
+    while isinstance(function, partial):
+        function = function.func
+    if not hasattr(function, "__globals__"):
+        function = getattr(type(function), "__call__", None)  # noqa: B004 - its code
+    found: dict[str, Any] = getattr(function, "__globals__", {})
+    return found
+
+
+def _be_main(own: dict[str, Any]) -> None:
+    """Have processes that the function of a script starts find the script's names."""
+    if own.get("__name__") != "__main__":
+        return
+    main = vars(sys.modules["__main__"])
+    main.update({name: own[name] for name in own if not name.startswith("__")})
+    main.pop("__file__", None)
+    with suppress(KeyError, OSError, TypeError, ValueError):
+        # Those that multiprocessing spawns import this file, and would run what is not guarded.
+        if _GUARD.search(Path(own["__file__"]).read_bytes()):
+            main["__file__"] = own["__file__"]
+
+
 class Calls:
     """The workload: it imports or unpickles the function of an item, and calls it."""
 
@@ -38,6 +65,7 @@ class Calls:
     def __init__(self, root: str = "") -> None:
         self._data = RunPaths(Path(root)).calls
         self._functions: dict[Any, Any] = {}
+        self._last: Any = None
         self._began = time.time()
 
     def load(self, group: Any) -> None:
@@ -66,14 +94,13 @@ class Calls:
                 found = load_object(name, ()) if tag is None else read_part(file, tag)
             finally:
                 Calls.importing = False
-            if getattr(found, "__module__", "") == "__main__":
-                # Processes that the function starts look for its helpers there.
-                own = getattr(found, "__globals__", {}).items()
-                main = vars(sys.modules["__main__"])
-                main.update({name: one for name, one in own if not name.startswith("__")})
             self._functions[key] = found
             WORLD.keep()  # a script may change the directory when it is imported
-        return self._functions[key]
+        function = self._functions[key]
+        if function is not self._last:
+            self._last = function
+            _be_main(_globals(function))
+        return function
 
     def _forget_changed(self) -> None:
         """Import the user's modules again if a file of them was written since this began."""

@@ -38,6 +38,8 @@ _RAISED = re.compile(rb"^(?:\[rank\d+\]: *|\d+: *)*(?:\w+\.)*\w*MemoryError\b.*"
 """The end of a traceback of Python, also of one of several ranks; launchers print more after it."""
 
 
+_KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")
+
 # Opens or closes a shell context in which a quoted value is not one word.
 _OPENING = re.compile(r"""\\.?|['"`]|\(\(|<<<|<<|\$$|(?:^|(?<=\s))\#""", re.DOTALL)
 _CLOSING = {
@@ -61,7 +63,7 @@ _CONTEXTS = {
 
 
 def needed_keys(command: str | None) -> list[str]:
-    """The item keys that a command uses, of ``{key.part}`` the key; without a command, none.
+    """The item keys that a command uses, such as ``key.part``; without a command, none.
 
     Raises WorkloadError: a placeholder is not a plain ``{key}``, or is in a context where the shell
     would not read its quoted value as one word and might execute it.
@@ -78,10 +80,10 @@ def needed_keys(command: str | None) -> list[str]:
         context = _context_after(f"x{text}" if keys else text, context)
         if key is None:
             continue
-        names = key.split(".")
-        if not all(map(str.isidentifier, names)) or spec not in ("", "args") or conversion:
+        if not _KEY.fullmatch(key) or spec not in ("", "args") or conversion:
             message = f"command {command!r}: {{{key}}} is not a plain {{key}} placeholder"
-            raise WorkloadError(message, hint="write {{ and }} for braces of the shell")
+            hint = "write {{ and }} for braces of the shell, and read an item whose keys have other"
+            raise WorkloadError(message, hint=f"{hint} characters from $HPCTK_ITEM_FILE")
         if context:
             message = f"command {command!r}: {{{key}}} stands {_CONTEXTS[context]}"
             hint = f'values are quoted already; assign the value first: x={{{key}}}; ... "$x"'
@@ -92,8 +94,20 @@ def needed_keys(command: str | None) -> list[str]:
             # The second word of x={key:args} would be a command.
             message = f"command {command!r}: {{{key}:args}} is not a word of its own"
             raise WorkloadError(message, hint=f"write a blank before {{{key}:args}}")
-        keys.append(names[0])
+        keys.append(key)
     return keys
+
+
+def _value_of(item: dict[str, Any], key: str) -> Any:
+    """The value of a key; if the item has none of this name, of its parts between dots."""
+    if key in item:
+        return item[key]
+    value: Any = item
+    for name in key.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise PermanentError(f"the item has no key {key!r}, which the command needs")
+        value = value[name]
+    return value
 
 
 def _context_after(text: str, context: str) -> str:
@@ -119,11 +133,7 @@ def fill(command: str, item: dict[str, Any]) -> bytes:
         parts.append(text)
         if key is None:
             continue
-        value: Any = item
-        for name in key.split("."):
-            if not isinstance(value, dict) or name not in value:
-                raise PermanentError(f"the item has no key {key!r}, which the command needs")
-            value = value[name]
+        value = _value_of(item, key)
         word = value if isinstance(value, str) else json.dumps(value)
         if re.search("[\0\ud800-\udc7f\udd00-\udfff]", word):  # others stand for bytes
             message = f"the value of {key!r} has a character that no command can take: {word!a:.80}"
@@ -136,7 +146,9 @@ def fill(command: str, item: dict[str, Any]) -> bytes:
             raise PermanentError(message, hint=hint) from error
     filled = "".join(parts).encode(errors="surrogateescape")
     if len(filled) > _LONGEST_WORD:
-        longest = max(needed_keys(command), key=lambda key: len(str(item[key])), default="")
+        longest = max(
+            needed_keys(command), key=lambda key: len(str(_value_of(item, key))), default=""
+        )
         message = f"with the value of {longest!r} the command is over {_LONGEST_WORD:,} bytes long"
         raise PermanentError(message, hint=_FROM_FILE)
     return filled

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -123,12 +123,20 @@ def add_paths(user: tuple[str, ...], *, first: bool = True) -> None:
 
 @contextmanager
 def caller_path() -> Iterator[None]:
-    """Keep ``sys.path``: the caller's own imports, made later, must not find the user's files."""
+    """Keep ``sys.path`` and the directory, which importing the user's files may change.
+
+    The caller's own imports, made later, must not find the user's files.
+    """
     path, argv = [*sys.path], sys.argv
-    try:
-        yield
-    finally:
-        sys.path[:], sys.argv = path, argv
+    with ExitStack() as stack:
+        with suppress(OSError):  # it was removed
+            here = os.open(".", os.O_PATH)
+            stack.callback(os.close, here)
+            stack.callback(os.fchdir, here)
+        try:
+            yield
+        finally:
+            sys.path[:], sys.argv = path, argv
 
 
 def is_callable_class(kind: type) -> bool:

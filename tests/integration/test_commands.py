@@ -41,6 +41,17 @@ def test_value_of_a_placeholder_is_one_word_and_never_code(hpctk: Hpctk, tmp_pat
     assert not (tmp_path / "canary").exists()
 
 
+def test_a_placeholder_names_a_key_as_it_is_and_then_its_parts(hpctk: Hpctk) -> None:
+    item = {"model.lr": 1, "batch-size": 2, "model": {"lr": 3, "drop-out": 4}}
+    command = f"{ARGV} {{model.lr}} --batch-size {{batch-size}} {{model.drop-out}}"
+    run = hpctk.worked(
+        [item, {"batch-size": 2, "model": {"lr": 3, "drop-out": 4}}], None, command=command
+    )
+
+    words = [row["value"]["argv"] for row in rows_by_id(run).values()]
+    assert words == [["1", "--batch-size", "2", "4"], ["3", "--batch-size", "2", "4"]]
+
+
 def test_value_with_args_is_split_like_a_shell_and_never_code(hpctk: Hpctk) -> None:
     words = {
         "--name 'a b'  \"c $HOME\" d\\ e": ["--name", "a b", "c $HOME", "d e"],

@@ -435,6 +435,50 @@ def test_functions_arguments_results_and_exceptions_arrive_as_they_were(hpctk: H
     assert hpctk("report", "runs/x", "-o", "report.html").code == 0
 
 
+POOLS = """
+import multiprocessing
+from functools import partial
+from hpc_toolkit import Executor
+
+def square(number):
+    return number * number
+
+def squares(method, count):
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        return pool.map(square, range(count))
+
+class Squares:
+    def __call__(self, count):
+        return squares("fork", count)
+
+if __name__ == "__main__":
+    with Executor("runs/x", max_workers=1, max_attempts=1) as executor:
+        calls = [partial(squares, "spawn"), lambda n: squares("forkserver", n), Squares()]
+        for call in [*calls, partial(squares, "fork")]:
+            print(executor.submit(call, 3).result())
+"""
+
+
+def test_the_functions_of_a_script_start_processes_in_every_way(hpctk: Hpctk) -> None:
+    assert Scripts(hpctk, POOLS).run() == (0, 4 * "[0, 1, 4]\n", "")
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_processes_of_its_functions(
+    hpctk: Hpctk,
+) -> None:
+    script = """
+from joblib import Parallel, delayed
+from hpc_toolkit import Executor
+
+def squares(count):
+    return Parallel(2)(delayed(pow)(number, 2) for number in range(count))
+
+with Executor("runs/x", max_workers=1, max_attempts=1) as executor:
+    print(executor.submit(squares, 3).result())
+"""
+    assert Scripts(hpctk, script).run() == (0, "[0, 1, 4]\n", "")
+
+
 CHANGES = """
 from hpc_toolkit import Executor
 

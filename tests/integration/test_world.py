@@ -129,7 +129,7 @@ def test_a_call_finds_the_arguments_and_the_path_of_its_script_and_no_rank(
     for found in calls:
         assert found["argv"] == words
         assert found["first"] == str(hpctk.cwd / "scripts")
-        assert found["main"] == []
+        assert found["main"] == [str(hpctk.cwd / "scripts/script.py")]
         assert found["cwd"] == ("inner" if local else hpctk.cwd.name)  # of the worker
         # With LOCAL_RANK, accelerate and others would wait for the other ranks of a training.
         assert found["torchrun"] == {}
@@ -274,3 +274,12 @@ def test_workers_use_the_copies_of_code_in_the_run(hpctk: Hpctk) -> None:
     assert not any(one.stat().st_mode & 0o002 for one in (copy, *copy.parents[:2]))
     assert hpctk("try", "run").json == {"file": str(copy)}
     assert hpctk("doctor", "run").code == 0
+
+
+def test_a_module_that_changes_the_directory_when_imported_moves_no_run(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    (tmp_path / "moving.py").write_text("import os\nos.chdir('/')\ndef f(index): return index\n")
+
+    assert hpctk("init", "run", "--count", 1, "--workload", "moving:f").code == 0
+    assert (tmp_path / "run" / "run.json").exists()

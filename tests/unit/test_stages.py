@@ -43,7 +43,7 @@ REFUSED = {
     ),
     "a command's key": (
         f"{TRAIN}[stages.b]\ncommand = 'eval {{trained.path}}'\nafter = 'train'",
-        "stages.b: its items have no key 'trained'",
+        "stages.b: its items have no key 'trained.path'",
     ),
     "a group's key": (
         f"{TRAIN}[stages.b]\n{NOOP}\nafter = 'train'\ngroup_by = 'size'",

@@ -384,13 +384,18 @@ def test_a_lab_whose_up_was_killed_is_cleaned_up_by_the_next_up(
 
 
 def test_an_interrupted_up_leaves_no_process(small: LabUnderTest) -> None:
-    started = up(small)
-    while not processes_of(small) and started.poll() is None:
-        pass
+    code = 0
+    for _ in range(5):
+        started = up(small)
+        while not processes_of(small) and started.poll() is None:
+            pass
+        started.send_signal(signal.SIGINT)
+        code = ended(started)[0]
+        if small.lab.status().state != "up":
+            break
+        small.lab.down()  # on a busy machine the lab was up before its first process was seen
 
-    started.send_signal(signal.SIGINT)
-
-    assert ended(started)[0] != 0
+    assert code != 0
     assert not processes_of(small)
     assert small.lab.status().state == "down"
 

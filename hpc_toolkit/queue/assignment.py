@@ -118,7 +118,7 @@ class Picker(Record, frozen=False, stateful=True):
         """Claim a unit whose owner is dead, as this or another worker saw."""
         self._owners.clear()
         for stage, unit in self.left.choose():
-            found = self._try_takeover(stage, unit) if self._holds_some(stage, unit) else None
+            found = self._try_takeover(stage, unit) if self.holds_some(stage, unit) else None
             if found is not None:
                 return found
         return None
@@ -232,22 +232,7 @@ class Picker(Record, frozen=False, stateful=True):
             self.view.complete and all(one.is_over for one in self.following.values())
         )
 
-    @property
-    def is_left_to_others(self) -> bool:
-        """Whether items are left, and none that this worker can hold is or will be there."""
-        left = [one for one in self.view.stages.values() if not one.complete]
-        return bool(left) and not any(map(self._may_hold, left))
-
-    def _may_hold(self, stage: StageView) -> bool:
-        """Whether this worker holds any of the items that are or will be pending in a stage."""
-        name = stage.paths.name
-        coming = self.following[name].wants if name in self.following else {STAGES: 1}
-        wants = () if stage.log.sealed else (one for one, count in coming.items() if count)
-        return any(self.holds(stage.specs[want], 0) for want in wants) or any(
-            self._holds_some(stage, unit) for unit in stage.state.open
-        )
-
-    def _holds_some(self, stage: StageView, unit: str) -> bool:
+    def holds_some(self, stage: StageView, unit: str) -> bool:
         spec = stage.specs.of(stage.unit(unit))
         return any(self.holds(spec, growth) for growth in stage.state.growths(unit))
 
@@ -359,7 +344,7 @@ class Picker(Record, frozen=False, stateful=True):
         return self._try_takeover(last.stage, name)
 
     def _try_takeover(self, stage: StageView, name: str) -> Assignment | None:
-        if name not in stage.state.open or not self._holds_some(stage, name):
+        if name not in stage.state.open or not self.holds_some(stage, name):
             return None
         generation = stage.claims.generation(name)
         unit = stage.unit(name)

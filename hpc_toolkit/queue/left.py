@@ -1,4 +1,4 @@
-"""What is left of a run, for the decision whether a job starts again."""
+"""What is left of a run, for the decisions whether a job starts again and a worker leaves."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.presence import FINISHED, Presence
-from hpc_toolkit.queue.wants import may_need
+from hpc_toolkit.queue.wants import STAGES, may_need
 from hpc_toolkit.system.clock import Clock
 
 if TYPE_CHECKING:
+    from hpc_toolkit.queue.assignment import Picker
     from hpc_toolkit.queue.view import RunView, StageView
 
 _LOOK_S = 0.5
@@ -81,6 +82,56 @@ def _beyond(view: RunView, job: str | None) -> Counter[tuple[str, str]]:
                 if one.needs and unmet(one.needs, had):
                     beyond[name, unit] += one.items
     return beyond
+
+
+class Rest:
+    """What is left of a run, as one worker sees it that found nothing to do.
+
+    ``patience_s``: how long others have to start that can hold what this worker's items follow.
+    """
+
+    def __init__(self, picker: Picker, patience_s: float) -> None:
+        self._picker, self._patience_s = picker, patience_s
+        self._look_at = self._stood_at = float("-inf")
+
+    @property
+    def is_for_others(self) -> bool:
+        """Whether no item is left, or will come, that this worker can hold."""
+        left = [one for one in self._picker.view.stages.values() if not one.complete]
+        if not left or any(
+            self._picker.holds_some(of, one) for of in left for one in of.state.open
+        ):
+            return False
+        coming = [one for one in left if not one.log.sealed and self._may_get(one)]
+        # Somebody may add items to a list at any time.
+        return all(one.spec.after for one in coming) and (not coming or self._stands_still())
+
+    def _may_get(self, stage: StageView) -> bool:
+        """Whether this worker can hold any item that is still to be added to a stage."""
+        name, following = stage.paths.name, self._picker.following
+        coming = following[name].wants if name in following else {STAGES: 1}
+        return any(count and self._picker.holds(stage.specs[of], 0) for of, count in coming.items())
+
+    def _stands_still(self) -> bool:
+        """Whether no living worker can hold anything that is left, at two looks in turn."""
+        now = self._picker.clock.monotonic()
+        if now < self._look_at:
+            return False
+        before, self._look_at = now - self._stood_at, now + self._patience_s
+        if self._goes_on():
+            return False
+        self._stood_at = now
+        return before < 3 * self._patience_s
+
+    def _goes_on(self) -> bool:
+        from hpc_toolkit.system.needs import unmet  # few runs have stages that follow others
+
+        view, liveness = self._picker.view, self._picker.liveness
+        needs = [one.needs for stage in view.stages.values() for one in pending_needs(stage)]
+        others = (one for one in liveness.names() if one != self._picker.worker)
+        living = (view.presence(one) for one in others if liveness.verdict(one).alive)
+        places = (one.place.get("has", {}) for one in living if one is not None)
+        return not needs or any(not unmet(one, [has]) for has in places for one in needs)
 
 
 class Pending(NamedTuple):

@@ -146,14 +146,16 @@ def no_progress(
     workers: WorkerCounts,
     run: str,
     late: list[str],
+    unmet: list[dict[str, Any]],
     *,
     campaign: bool,
     moving: bool,
 ) -> tuple[str, str]:
     """The kind of the reason why there is no progress, and the reason; both "" if there is some.
 
-    ``run`` is its path as messages name it. ``moving``: an attempt ended a moment ago. The claims
-    are read before the journals, so those of short units may all be released already.
+    ``run`` is its path as messages name it. ``unmet``: see :func:`unmet_stages`. ``moving``: an
+    attempt ended a moment ago. The claims are read before the journals, so those of short units
+    may all be released already.
     """
     if view.complete:
         return "", ""
@@ -181,8 +183,10 @@ def no_progress(
     if not left:
         return _waiting(view, stages, run, campaign=campaign)
     if not moving and not any(counts.running for counts in stages.values()):
-        start = "they are starting, or wait for a dead one's lease"
-        return OTHER, f"workers are alive but hold nothing: {unless}{start}"
+        why = "they are starting, or wait for a dead one's lease"
+        if sum(one["items"] for one in unmet) >= sum(counts.pending for counts in stages.values()):
+            why = "what is left needs more than any of them has"
+        return OTHER, f"workers are alive but hold nothing: {unless}{why}"
     return "", ""
 
 

@@ -228,7 +228,10 @@ def read_status(
     since = 0.0 if started is None else max(view.throughput.until, started)
     # Items done by each living worker, and the seconds that they took.
     paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
-    halt, reason = no_progress(view, stages, workers, given, late, campaign=campaign, moving=moving)
+    unmet = unmet_stages(view, stages, known, alive, given)
+    halt, reason = no_progress(
+        view, stages, workers, given, late, unmet, campaign=campaign, moving=moving
+    )
     times = _time_left(left)
     cost = beside.cost(seen, alive, (times["eta_low_s"], times["eta_high_s"]))
     found = Status(
@@ -262,7 +265,7 @@ def read_status(
             for worker in sorted(alive & known.keys())
             if known[worker].place
         },
-        unmet=unmet_stages(view, stages, known, alive, given),
+        unmet=unmet,
         grown=grown_needs(view) if any(one.spec.retry for one in view.stages.values()) else [],
         cost=None if cost is None else asdict(cost),
         doctor=beside.doctor,

@@ -17,6 +17,7 @@ from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError, WorkloadError
 from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness
+from hpc_toolkit.queue.left import Rest, pending_needs
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import RunView
@@ -52,6 +53,8 @@ _GROUPED_S = 0.1
 """Seconds for which items that follow others wait while the worker has others, as short ones."""
 _PATIENCE_S = 0.5
 """Seconds that items of a later stage are left to the worker that has the results for them."""
+_STARTS_S = 20.0
+"""Seconds that a worker started by hand waits for others that have what items need."""
 
 
 class WorkerOptions(Record, kw_only=True):
@@ -136,6 +139,7 @@ class Worker:
             restarted=rank.restart > 0,
             holds=self._holds,
         )
+        self._rest = Rest(self._picker, options.idle_exit_s or _STARTS_S)
         # What is left to do here raises no OSError, after which others would wait for this one.
         self._node = Node(paths.root, own.name, clock, local=own.local)
         self._pacing = Pacing(
@@ -218,7 +222,7 @@ class Worker:
                     for stage in self._view.stages.values():
                         stage.log.report_complete()
                 return EXIT_COMPLETE
-            elif self._picker.is_left_to_others:
+            elif self._rest.is_for_others:
                 self._view.poll()  # others may have done what seemed to be left
                 if not self._view.complete:
                     self._drain.request(self._not_for_it(), 0.0)
@@ -244,7 +248,6 @@ class Worker:
 
     def _not_for_it(self) -> str:
         """What is left, and what this worker lacks for it, in one line that is also printed."""
-        from hpc_toolkit.queue.left import pending_needs  # few runs have needs
         from hpc_toolkit.system.needs import shown
 
         lacks: dict[str, None] = {}

@@ -104,6 +104,7 @@ def test_a_worker_waits_for_items_that_it_can_hold(hpctk: Hpctk, first: str) -> 
     run = made(hpctk, text.partition("[stages.report]")[0])
     waits = hpctk.start("work", "run", "--has", "cpu_only=1", env=CPU, first=first)
     wait_until(lambda: workers_of(run), "worker", of=waits)
+    assert "what is left needs more than any of them has" in hpctk("status", "run").out
     assert hpctk("work", "run", env=GPU).code == 75
 
     assert waits.ended().code == 0
@@ -112,6 +113,32 @@ def test_a_worker_waits_for_items_that_it_can_hold(hpctk: Hpctk, first: str) -> 
         by[line["unit"].partition("/")[0]].add(line["by"])
     assert len(by["prepare"]) == len(by["train"]) == 1
     assert by["prepare"] != by["train"]
+
+
+FOLLOWED = """
+[stages.first]
+command = "true {n}"
+grid = { n = "0:1" }
+needs = { gpus = 4 }
+[stages.second]
+command = "true {n}"
+after = "first"
+"""
+AT_ONCE = "from hpc_toolkit.worker import worker; worker._STARTS_S = 0.5"
+
+
+@pytest.mark.parametrize("kind", ["stages", "graph"])
+def test_a_worker_leaves_if_nobody_can_hold_what_its_items_follow(hpctk: Hpctk, kind: str) -> None:
+    if kind == "stages":
+        made(hpctk, FOLLOWED)
+    else:
+        first: dict[str, Any] = {"id": "a", "after": [], "needs": {"gpus": 4}}
+        write([first, {"id": "b", "after": ["a"]}])
+        created(hpctk, "--items", "items.jsonl", "--command", "true {id}")
+    ended = hpctk("work", "run", first=AT_ONCE, limit_s=60)
+    assert ended.code == 75
+    assert "what is left needs more than this worker has: " in ended.err
+    assert "(4 GPUs)" in ended.err
 
 
 def test_shares_of_a_pool_and_the_time_left_decide(hpctk: Hpctk) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
+from hpc_toolkit.queue.left import Rest
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import create_run
 from hpc_toolkit.rundir.layout import Manifest
@@ -247,6 +248,10 @@ def test_i6_a_stale_view_loses_the_race_and_takes_nothing(
 GROWS: dict[str, Any] = {"needs": {"memory": 1}, "retry": {"on": "oom", "memory": "x2", "up_to": 4}}
 
 
+def rest_of(taker: Taker) -> Rest:
+    return Rest(taker.picker, 20.0)
+
+
 def small_taker(toy: ToyRun) -> Taker:
     """It has no more than the first needs."""
     taker = Taker(toy, "small")
@@ -265,7 +270,7 @@ def test_a_unit_whose_pending_items_all_need_more_is_left_to_other_workers(fast_
     small, large = small_taker(toy), Taker(toy, "large")
 
     # Item 1 failed for another reason, so its unit is for both; item 2 is for the large one.
-    assert not small.picker.is_left_to_others
+    assert not rest_of(small).is_for_others
     assert taken(small.picker.takeover()) == (toy.unit_name(0), 2)
     assert taken(large.picker.takeover()) == (toy.unit_name(2), 2)
     small.worker.begin(toy.unit_name(0), 2)
@@ -274,7 +279,7 @@ def test_a_unit_whose_pending_items_all_need_more_is_left_to_other_workers(fast_
     for taker in (small, large):
         taker.view.poll()
     assert small.picker.takeover() is None
-    assert [one.picker.is_left_to_others for one in (small, large)] == [True, False]
+    assert [rest_of(one).is_for_others for one in (small, large)] == [True, False]
 
 
 def test_a_small_worker_waits_while_items_may_be_added(fast_dir: Path) -> None:
@@ -285,7 +290,41 @@ def test_a_small_worker_waits_while_items_may_be_added(fast_dir: Path) -> None:
     worker.release()
     small = small_taker(toy)
 
-    assert not small.picker.is_left_to_others
+    assert not rest_of(small).is_for_others
     toy.log().seal()
     small.view.poll()
-    assert small.picker.is_left_to_others
+    assert rest_of(small).is_for_others
+
+
+def test_a_small_worker_waits_only_while_others_can_hold_what_its_items_follow(
+    fast_dir: Path,
+) -> None:
+    stages = (spec_of("first", needs={"gpus": 4}), spec_of("second", after=("first",)))
+    manifest = Manifest(run="r", stages=stages)
+    run = create_run(fast_dir / "r", manifest, {"first": [{"id": 1}]}, sealed=True)
+    clock, liveness, view = ManualClock(), FakeLiveness(), RunView(run.paths, manifest)
+    view.poll()
+    picker = Picker(view, liveness, clock, "small")  # type: ignore[arg-type]
+    picker.holds = lambda spec, _growth: not spec.needs
+    rest = Rest(picker, 20.0)
+
+    def looks(*, after: float) -> bool:
+        clock.advance(after)
+        return rest.is_for_others
+
+    for name, gpus in (("small", 0), ("alike", 0), ("large", 4)):
+        ToyWorker(run.paths, name, place={"has": {"gpus": gpus}})
+        liveness.verdicts[name] = Verdict(alive=name != "large")
+    # A worker that has the GPUs may be about to start, and its unit is not claimed at once.
+    assert not looks(after=0)
+    assert not looks(after=19)
+    liveness.verdicts["large"] = Verdict(alive=True)
+    for _ in range(3):
+        assert not looks(after=20)
+    liveness.verdicts["large"] = Verdict(alive=False, finished=True)
+    assert [looks(after=19), looks(after=1), looks(after=19), looks(after=1)] == [False] * 3 + [
+        True
+    ]
+    # What it sees after an hour of work is a first look again.
+    assert not looks(after=3600)
+    assert looks(after=20)

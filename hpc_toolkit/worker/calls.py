@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +51,13 @@ def _be_main(own: dict[str, Any]) -> None:
     main.pop("__file__", None)
     with suppress(KeyError, OSError, TypeError, ValueError):
         # Those that multiprocessing spawns import this file, and would run what is not guarded.
-        if _GUARD.search(Path(own["__file__"]).read_bytes()):
+        if _is_guarded(own["__file__"]):
             main["__file__"] = own["__file__"]
+
+
+@lru_cache(maxsize=16)
+def _is_guarded(path: str) -> bool:
+    return _GUARD.search(Path(path).read_bytes()) is not None
 
 
 class Calls:

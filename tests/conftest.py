@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.toyrun import ToyRun
 
@@ -22,6 +22,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("search", settings.get_profile("default"), derandomize=False)
+FOUND = (Phase.explicit, Phase.reuse, Phase.generate)
+settings.register_profile("mutants", settings.get_profile("default"), phases=FOUND)
 # Otherwise a failed assertion in these modules shows no values.
 pytest.register_assert_rewrite("tests.integration.realrun", "tests.slurm.templatesite")
 _SITE = ("HPCTK_", "SLURM", "SBATCH_", "SRUN_", "CC_CLUSTER")

@@ -548,7 +548,14 @@ def make_copy(target: Path) -> Path:
 def run_tests(copy: Path, tests: tuple[str, ...], *, select: str = "") -> tuple[int, str]:
     """Run pytest on a copy; return its exit code and output."""
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=line"]
-    argv += ["--timeout=30", "-m", "not slow", *(["-k", select] if select else [])]
+    # A first failing example is enough, and a smaller one of a loop without an end takes for ever.
+    argv += [
+        "--timeout=30",
+        "--hypothesis-profile=mutants",
+        "-m",
+        "not slow",
+        *(["-k", select] if select else []),
+    ]
     argv += [f"tests/unit/{test}" for test in tests]
     # A changed file may have the old size and mtime (in seconds): stale bytecode must not be used.
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}

@@ -15,7 +15,7 @@ from hpc_toolkit.queue.view import StageView
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.worker.arguments import with_items
 from tests.toyrun import spec_of
-from tests.unit.test_following import STEPS, World
+from tests.unit.test_following import IN_MEMORY, STEPS, World
 
 GRAPHS = st.integers(1, 12).flatmap(
     lambda count: st.tuples(*(st.sets(st.integers(0, at - 1)) for at in range(1, count)))
@@ -73,7 +73,7 @@ class Graph(World):
 def test_r17_each_item_is_added_once_with_true_results_whatever_each_process_sees(
     before: tuple[set[int], ...], seed: int, steps: list[tuple[int, str, int, str, int]]
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
         world = Graph(Path(directory) / "run", before, seed)
         for step in steps:
             world.step(*step)

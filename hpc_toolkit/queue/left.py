@@ -128,10 +128,12 @@ class Rest:
 
         view, liveness = self._picker.view, self._picker.liveness
         needs = [one.needs for stage in view.stages.values() for one in pending_needs(stage)]
+        if not needs:
+            return True  # what follows is about to be added
         others = (one for one in liveness.names() if one != self._picker.worker)
         living = (view.presence(one) for one in others if liveness.verdict(one).alive)
         places = (one.place.get("has", {}) for one in living if one is not None)
-        return not needs or any(not unmet(one, [has]) for has in places for one in needs)
+        return any(not unmet(one, [has]) for has in places for one in needs)
 
 
 class Pending(NamedTuple):

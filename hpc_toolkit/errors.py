@@ -78,8 +78,10 @@ class RunError(HpcToolkitError):
 class ItemsError(HpcToolkitError, ValueError):
     """A list of items is not usable; the message names the line."""
 
-    number: int | None = None
-    """The item that it is about, from 0, if a caller can name its line."""
+    def __init__(self, message: str, *, number: int | None = None, **more: Any) -> None:
+        super().__init__(message, **more)
+        self.number = number
+        """The item that it is about, from 0, if a caller can name its line."""
 
 
 class WorkloadError(HpcToolkitError):

@@ -20,6 +20,7 @@ from hpc_toolkit.system.jsonlines import (
     encode,
     encode_each,
     is_kept,
+    not_json,
     without_collections,
 )
 
@@ -152,18 +153,20 @@ def _refuse(
             kept = isinstance(item, dict) and is_kept(item)
             is_new = kept and distinct.add([item], encode_each([item]))
         except (TypeError, ValueError) as error:
-            message = f"item {number} is not plain JSON: {error}"
-            raise ItemsError(message, hint="use text, finite numbers, lists and dicts") from error
+            message = f"item {number} is not plain JSON: {not_json(item) or error}"
+            hint = "use text, finite numbers, lists and dicts"
+            raise ItemsError(message, hint=hint, number=number) from error
         if not kept:
             message = f"item {number} is not a dict with text as its keys: {item!r:.200}"
-            raise ItemsError(message, hint="such as {'seed': 1}; convert other keys by str()")
+            hint = "such as {'seed': 1}; convert other keys by str()"
+            raise ItemsError(message, hint=hint, number=number)
         if key := _lacked(item, group_by, needs):
             what = "--group-by" if key == group_by else "the command"
             message = f"item {number} has no key {key!r}, which {what} needs"
-            raise ItemsError(message, hint=near_miss(key, list(item)))
+            raise ItemsError(message, hint=near_miss(key, list(item)), number=number)
         if not is_new:
             message = f"item {number} is a duplicate: {canonical(item).decode()[:200]}"
-            raise ItemsError(message, hint="remove it, or add a key that differs")
+            raise ItemsError(message, hint="remove it, or add a key that differs", number=number)
     raise AssertionError(items)
 
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, ItemsError, near_miss
-from hpc_toolkit.system.jsonlines import batches, decode_each, decoder, encode
+from hpc_toolkit.system.jsonlines import batches, decode_each, decoder, encode, unique
 from hpc_toolkit.system.quantities import parse_range
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def read_float(text: str) -> float:
 
 
 _decode = decoder(parse_float=read_float).decode
+_decode_unique = decoder(parse_float=read_float, object_pairs_hook=unique).decode
 
 
 def parse_items(lines: Iterable[bytes], *, source: str) -> Iterator[Item]:
@@ -49,7 +50,10 @@ def parse_items(lines: Iterable[bytes], *, source: str) -> Iterator[Item]:
     for some in batches(lines):
         try:
             items = decode_each(some, _decode)
-        except (ValueError, RecursionError):
+            # With one colon for each key of the items, no key was there twice.
+            if b"".join(some).count(b":") != sum(map(len, items)):
+                items = decode_each(some, _decode_unique)
+        except (TypeError, ValueError, RecursionError):
             items = []
         if items and {dict}.issuperset(map(type, items)):
             yield from items
@@ -66,18 +70,22 @@ def _parse_item(line: bytes, where: str) -> Item:
     except (ValueError, RecursionError) as error:
         if isinstance(error, UnicodeDecodeError) or b"\0" in line:
             raise not_utf8(line, where.partition(",")[0], where) from error
-        at, what = "", str(error)
-        if isinstance(error, json.JSONDecodeError):
-            at, what = f", column {error.colno}", error.msg
-        raise ItemsError(f"{where}{at}: not JSON: {what}", hint=_HINT) from error
+        at = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ItemsError(f"{where}{at}: {fault(error)}", hint=_HINT) from error
     if not isinstance(item, dict):
         raise ItemsError(f"{where}: not a JSON object but {type(item).__name__}", hint=_HINT)
     return item
 
 
+def fault(error: Exception) -> str:
+    """The message of an exception of :func:`parse_json`."""
+    text = getattr(error, "msg", str(error))
+    return text if type(error) is ValueError else f"not JSON: {text}"
+
+
 def parse_json(line: bytes) -> Any:
-    """Like ``json.loads``, but reject constants that JSON does not have; keep a number's text."""
-    return _decode(line.decode(json.detect_encoding(line), "surrogatepass"))
+    """Like ``json.loads``, but refuse repeated keys, NaN and infinities; keep a number's text."""
+    return _decode_unique(line.decode(json.detect_encoding(line), "surrogatepass"))
 
 
 def not_utf8(start: bytes, source: str, where: str) -> ItemsError:
@@ -142,7 +150,22 @@ def _values(text: str, where: str) -> Sequence[Any]:
             message = f"{where}: {text} has {len(numbers)} values"
             raise ConfigError(message, hint=f"use at most {MOST_ITEMS} values")
         return numbers
+    wrong = "is not a range of whole numbers" if _is_like_range(words) else ""
+    if (text.count(text[0]) % 2 and text[0] in "\"'") or (text[0] == "[" and "]" not in text):
+        wrong = "was split at a comma"
+    if wrong:
+        hint = "a range is 0:9 or 0:100:10; write texts as a list into a file for --config"
+        raise ConfigError(f"{where}: {text!r} {wrong}", hint=hint)
     return [text]
+
+
+def _is_like_range(words: list[str]) -> bool:
+    """Whether numbers are between colons, or before or after one, and not all are digits."""
+    if not 2 <= len(words) <= 3 or all(map(str.isdecimal, words)) or not any(words[:2]):
+        return False
+    with suppress(ValueError):
+        return bool([float(word) for word in words if word])
+    return False
 
 
 def _is_whole(word: str) -> bool:

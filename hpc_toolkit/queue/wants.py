@@ -120,6 +120,4 @@ def changed(items: Iterable[Any], key: str, change: Callable[[int, Any], Any]) -
 
 
 def refuse(number: int, wrong: str, hint: str) -> NoReturn:
-    error = ItemsError(f"item {number}: {wrong}", hint=hint)
-    error.number = number
-    raise error
+    raise ItemsError(f"item {number}: {wrong}", hint=hint, number=number)

@@ -26,7 +26,16 @@ _PLAIN = frozenset([str, int, float, bool, type(None)])
 
 
 def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not JSON, but null is")
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. ValueError: it has a key twice, of which Python would keep the last."""
+    found = dict(pairs)
+    for key in found if len(found) < len(pairs) else ():
+        if len(values := [value for name, value in pairs if name == key]) > 1:
+            raise ValueError(f"it has the key {key!r} {len(values)} times: {values!r:.80}")
+    return found
 
 
 # Made once: with options, ``json.loads`` and ``json.dumps`` make a new coder for each call.
@@ -59,6 +68,16 @@ def encode(value: Any) -> str:
         return "".join(_CHUNKS(value, 0))
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+
+
+def not_json(item: dict[str, Any]) -> str:
+    """Which value of an item JSON does not have, and why; "" if none."""
+    for key, value in item.items():
+        try:
+            encode(value)
+        except (TypeError, ValueError) as error:
+            return f"the value of {key!r} is not: {value if isinstance(value, float) else error}"
+    return ""
 
 
 def is_kept(value: Any) -> bool:

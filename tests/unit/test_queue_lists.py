@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def test_a_grid_is_all_combinations_and_its_last_name_varies_fastest() -> None:
         ("00:30,\u0660:\u0669", ["00:30", "\u0660:\u0669"]),
         ("007,NaN,a:b,1:b,[1],7e12345", ["007", "NaN", "a:b", "1:b", "[1]", "7e12345"]),
         ('"quoted"', ['"quoted"']),
+        ("::1,12:30:05,a:1,it's", ["::1", "12:30:05", "a:1", "it's"]),
     ],
 )
 def test_values_are_numbers_only_if_json_writes_all_so(text: str, values: list[Any]) -> None:
@@ -58,6 +60,12 @@ def test_a_range_includes_its_last_number(first: int, more: int, stride: int) ->
         (lambda: counted(MOST_ITEMS + 1, "x"), "--count: 10000001 items"),
         (lambda: grid(["x"]), "'x' is not NAME=VALUES"),
         (lambda: grid(["=1"]), "'=1' is not NAME=VALUES"),
+        *(
+            (partial(grid, [f"x=5,{text}"]), f"--grid x: '{text}' is not a range of whole numbers")
+            for text in ("0:1e9", "0:1.5", "1:", ":9", "0:9:0.5", "+1:3")
+        ),
+        (lambda: grid(['x="a,b"']), "--grid x: '\"a' was split at a comma"),
+        (lambda: grid(["x=[1,2]"]), "--grid x: '[1' was split at a comma"),
         (lambda: grid(["x=1", "x=2"]), "x is given twice"),
         (lambda: grid(["x=1,,2"]), "--grid x: a value is empty"),
         (lambda: grid(["x=3:1"]), "--grid x '3:1': 1 is before 3"),
@@ -129,7 +137,6 @@ def test_a_list_in_parquet_has_dates_as_text_and_no_missing_values(tmp_path: Pat
     [
         ("l.csv", b"x,x\n1,2\n", "line 1: column names must be unique"),
         ("l.csv", b"x,\n1,2\n", "line 1: column names must be unique"),
-        ("l.csv", b"", "line 1: column names must be unique"),
         ("l.csv", b"x,y\n1,2\n1,2,3\n", "line 3: 3 cells for 2 columns"),
         ("l.csv", b'x\n"a\n', "line 2: a quote is not closed"),
         ("l.csv", b'x,y\n1,"a"b\n', "line 2: a quote is not closed, or text follows"),
@@ -145,7 +152,17 @@ def test_a_list_in_parquet_has_dates_as_text_and_no_missing_values(tmp_path: Pat
         ("l.json", b'[{"x": 1},\n{"x" 2}]', "line 2: not JSON: Expecting ':' delimiter"),
         ("l.json", b'{"x": 1}\n{"x": 2}', "line 2: not JSON: Extra data"),
         ("l.json", b"[1]", "not an array of objects"),
-        ("l.json", b'[{"x": NaN}]', "not JSON: NaN is not JSON"),
+        ("l.json", b'[{"x": NaN}]', ": NaN is not JSON, but null is"),
+        ("l.json", b'[{"x": 1, "x": 2.50}]', ": it has the key 'x' 2 times: [1, 2.5]"),
+        ("l.jsonl", b'{"x": 1}\n{"x" :1,"x":2}', "line 2: it has the key 'x' 2 times: [1, 2]"),
+        ("l.jsonl", b'{"y": {"x" :1,"x":2}}', "line 1: it has the key 'x' 2 times: [1, 2]"),
+        (
+            "l.yaml",
+            b"- x: 1\n  y: {z: 1,\n    z: 2}",
+            "line 3: z is a key of the same mapping twice",
+        ),
+        ("l.yaml", b"- x: 1\n- x: -.Inf", "line 2: -.Inf is not JSON, but null is"),
+        ("l.yaml", b"- x: [.nan]", "line 1: .nan is not JSON, but null is"),
     ],
 )
 def test_a_damaged_list_is_refused_with_its_line(

@@ -264,10 +264,11 @@ class Run:
 
         A row has ``item``, ``state`` (``done`` or ``failed``), ``value`` or ``error``,
         ``attempts``, ``seconds`` and ``worker``. A value is what the code returned; a tensor is on
-        the CPU. Raises NotCompleteError if items are pending, and ``partial`` is not set; partial
-        rows may still change. RunError: as :meth:`hpc_toolkit.rundir.valuefiles.Values.restored`.
+        the CPU; one that cannot be restored is a RunError, and a warning counts them. Raises
+        NotCompleteError if items are pending, and ``partial`` is not set; partial rows may still
+        change. RunError: other users could have changed the code that reading a value runs.
         """
-        return list(map(self.values.restored, self.table(stage=stage, partial=partial)))
+        return list(self.values.restored_rows(self.table(stage=stage, partial=partial)))
 
     def columns(self, *, stage: str | None = None, partial: bool = False) -> dict[str, list[Any]]:
         """The rows of :meth:`results` as columns, named as in the files of ``hpctk gather``.

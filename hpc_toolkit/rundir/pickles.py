@@ -27,7 +27,7 @@ class UnstorableError(PermanentError):
 
 
 class UnrestoredError(RunError):
-    """An exception that was pickled cannot be made again."""
+    """A value or an exception that a run has stored cannot be made again here."""
 
 
 def exception_bytes(error: BaseException, trace: str) -> bytes:

@@ -9,6 +9,7 @@ Only :meth:`Values.restored` unpickles, and only in a run whose code this user m
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +22,8 @@ from hpc_toolkit.rundir.layout import RESULTS, RunPaths, shown_item
 from hpc_toolkit.rundir.trust import refuse_untrusted, shared
 from hpc_toolkit.rundir.values import Forms, Types, described, made, not_finite, restore, steps
 from hpc_toolkit.system.jsonlines import encode
+from hpc_toolkit.system.quantities import counted
+from hpc_toolkit.system.terminal import note
 
 _MOST_TYPES = 1000
 """Most typed places of one value; with more, a pickle of the whole value takes less room."""
@@ -133,22 +136,37 @@ class Values:
         self._paths, self.root = paths, paths.root
         self._trusted = False
 
+    def restored_rows(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Each row as :meth:`restored` does; an UnrestoredError is the value of its row."""
+        lost: list[pickles.UnrestoredError] = []
+        for row in rows:
+            try:
+                yield self.restored(row)
+            except pickles.UnrestoredError as error:
+                lost.append(error)
+                yield {**row, "value": error}
+        if lost:
+            what = f"{counted(len(lost), 'result')} of {self.root} cannot be restored"
+            note(f"{what}: {lost[0].message}; {lost[0].hint}", "warning")
+
     def restored(self, row: dict[str, Any]) -> dict[str, Any]:
         """The row, with its value as it was returned.
 
-        Raises RunError: a value file is damaged, a class cannot be imported here, or other users
-        could have written a pickle, which would run their code.
+        Raises UnrestoredError: a value file is damaged, or a class cannot be imported here;
+        RunError: other users could have written a pickle, which would run their code.
         """
         if types := row.pop("types", None):
             try:
                 row["value"] = restore(row["value"], types, lambda tag: self._stored(row, tag))
             except RunError:
                 raise
-            except Exception as error:  # also of code that unpickling runs
+            except (Exception, SystemExit) as error:  # also of code that unpickling runs
                 message = f"the result of {encode(row['item'])[:200]} cannot be restored: "
-                hint = "Python must find the classes of the result: add the directory of its code"
-                hint = f"{hint} to PYTHONPATH; 'hpctk gather' needs none of them"
-                raise RunError(message + describe(error), hint=hint) from error
+                hint = "read it with the code that stored it"
+                if isinstance(error, ModuleNotFoundError):
+                    hint = f"install {error.name}, or add its directory to PYTHONPATH"
+                hint += "; 'hpctk gather' does without"
+                raise pickles.UnrestoredError(message + describe(error), hint=hint) from error
         return row
 
     def columns(self, row: dict[str, Any]) -> dict[Any, Any]:
@@ -234,7 +252,8 @@ def read_part(path: Path, tag: Any, *, plain: bool = False, own: bool = False) -
             content = _array(file) if kind in ("npy", "torch") else file.read(length)
     except (OSError, EOFError) as error:
         message = f"{path} does not have bytes {start} to {start + length} of a value: {error}"
-        raise RunError(message, hint="try again in a minute; else restore the file") from error
+        hint = "try again in a minute; else restore the file"
+        raise pickles.UnrestoredError(message, hint=hint) from error
     if kind == "pickle":
         return pickles.loads(content, own=own)
     return _tensor(content, *of_tensor, plain=plain) if of_tensor else content

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from copy import deepcopy
@@ -100,6 +102,7 @@ def _has_failed_by_its_name(row: dict[str, Any], run: Run) -> None:
 
 
 BOMB = """
+import math
 import os
 class Bomb:
     def __reduce__(self):
@@ -139,6 +142,37 @@ def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(
     assert Path("exploded").exists()
 
 
+def test_a_result_that_cannot_be_restored_is_an_error_in_its_row_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
+    Path("gone.py").write_text("class Gone: pass\n")
+    Path("ends.py").write_text("class Ends:\n    def __reduce__(self): return exit, (3,)\n")
+    Path("mine.py").write_text(
+        "import gone, ends\n"
+        "def give(n): return [gone.Gone(), ends.Ends(), {'n': n}][n] if n < 3 else float('nan')\n"
+    )
+    _hpctk("init", "run", "--workload", "mine:give", "--count", "4", "--key", "n")
+    _hpctk("work", "run")
+    Path("gone.py").unlink()
+
+    missing, ended, plain, number = (row["value"] for row in Run.open("run").results())
+
+    assert isinstance(missing, RunError)
+    said = (
+        """the result of {"n":0} cannot be restored: ModuleNotFoundError: No module named 'gone'"""
+    )
+    assert missing.message == said
+    assert missing.hint.startswith("install gone, or add its directory to PYTHONPATH")
+    assert isinstance(ended, RunError)
+    assert plain == {"n": 2}
+    assert math.isnan(number)
+    warning = f"warning: 2 results of run cannot be restored: {said}; install gone"
+    assert warning in capsys.readouterr().err
+
+
 def test_a_value_file_that_is_damaged_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,8 +187,10 @@ def test_a_value_file_that_is_damaged_is_named(
 
     for damage, said in ((data[:-1], "cut off"), (b"x" + data[1:], "checksum is wrong"), (b"", "")):
         path.write_bytes(damage)
-        with pytest.raises(RunError, match=rf"values does not have bytes \d+ to \d+ .*{said}"):
-            Run.open("run").results()
+        values = [row["value"] for row in Run.open("run").results()]
+        lost = [one.message for one in values if isinstance(one, RunError)]
+        assert len(lost) == (2 if not damage else 1)
+        assert re.search(rf"values does not have bytes \d+ to \d+ .*{said}", lost[0])
 
 
 @pytest.mark.soak

@@ -28,7 +28,7 @@ from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.calls import CODE, FUNCTION, HELD
 from hpc_toolkit.worker.code import is_installed
 from hpc_toolkit.worker.fingerprints import fingerprint, is_users, of_function
-from hpc_toolkit.worker.loading import new_manifest
+from hpc_toolkit.worker.loading import new_manifest, refuse_lazy
 
 _SHOWN = 200
 _LARGE = 1 << 20
@@ -183,6 +183,7 @@ class _Function:
             message = f"{function!r:.200} is not a function"
             raise ConfigError(message, hint="pass a function, and its arguments after it")
         self.is_imported, self.name = name_of(function)
+        refuse_lazy(function, self.name)
         self.same: dict[str, str] = {}
         """Place -> fingerprint."""
         self.code = ""

@@ -263,7 +263,7 @@ def _text(value: Any) -> str | None:
     """A cell of a column of text."""
     shown = natural(value)
     if isinstance(shown, str | None):
-        return shown
+        return shown if shown is not None or value is None else str(value)  # nan, inf
     return str(shown) if isinstance(shown, int | float) else json.dumps(shown)
 
 

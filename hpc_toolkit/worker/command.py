@@ -12,11 +12,11 @@ import string
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hpc_toolkit.errors import CommandInterruptedError, PermanentError, WorkloadError
+from hpc_toolkit.system.jsonlines import unique
 from hpc_toolkit.system.processes import STOP_SIGNALS, describe_exit, die_with_parent, readable
 from hpc_toolkit.worker.memory import kernel_kills
 
@@ -124,7 +124,8 @@ def _context_after(text: str, context: str) -> str:
 
 def fill(command: str, item: dict[str, Any]) -> bytes:
     """Fill in the command; each value becomes one shell word, or with ``:args`` a word for each
-    that the shell would find in it, and nothing of it is expanded or executed.
+    element of a list or for each that the shell would find in a text. Nothing of it is expanded or
+    executed.
 
     Raises PermanentError: a key is missing, or a value cannot be part of a command.
     """
@@ -133,17 +134,17 @@ def fill(command: str, item: dict[str, Any]) -> bytes:
         parts.append(text)
         if key is None:
             continue
-        value = _value_of(item, key)
-        word = value if isinstance(value, str) else json.dumps(value)
-        if re.search("[\0\ud800-\udc7f\udd00-\udfff]", word):  # others stand for bytes
-            message = f"the value of {key!r} has a character that no command can take: {word!a:.80}"
-            raise PermanentError(message, hint=_FROM_FILE)
+        part = _value_of(item, key)
         try:
-            parts.append(shlex.join(shlex.split(word) if spec == "args" else [word]))
+            words = _words(part, spec)
         except ValueError as error:
-            message = f"the value of {key!r} cannot be split into words: {error}: {word!a:.80}"
+            message = f"the value of {key!r} cannot be split into words: {error}: {part!a:.80}"
             hint = f"close its quotes, or write {{{key}}} for one word"
             raise PermanentError(message, hint=hint) from error
+        if re.search("[\0\ud800-\udc7f\udd00-\udfff]", "".join(words)):  # others stand for bytes
+            message = f"the value of {key!r} has a character that no command can take: {part!a:.80}"
+            raise PermanentError(message, hint=_FROM_FILE)
+        parts.append(shlex.join(words))
     filled = "".join(parts).encode(errors="surrogateescape")
     if len(filled) > _LONGEST_WORD:
         longest = max(
@@ -152,6 +153,14 @@ def fill(command: str, item: dict[str, Any]) -> bytes:
         message = f"with the value of {longest!r} the command is over {_LONGEST_WORD:,} bytes long"
         raise PermanentError(message, hint=_FROM_FILE)
     return filled
+
+
+def _words(value: Any, spec: str | None) -> list[str]:
+    """The words of a command for a value. ValueError: a text has a quote that is not closed."""
+    if spec and isinstance(value, list):
+        return [_words(one, "")[0] for one in value]
+    word = value if isinstance(value, str) else json.dumps(value)
+    return shlex.split(word) if spec else [word]
 
 
 class CommandWorkload:
@@ -214,7 +223,7 @@ class CommandWorkload:
         if not (line.startswith(b"{") or is_long):
             return {"exit_code": code}
         try:
-            found: dict[str, Any] = json.loads(line.decode(), object_pairs_hook=_unique)
+            found: dict[str, Any] = json.loads(line.decode(), object_pairs_hook=unique)
         except (ValueError, RecursionError) as error:
             unread = f"it is over {_LONGEST_LINE:,} bytes long" if is_long else str(error)
             sys.stderr.write(f"hpctk: the last line is not read as a result: {unread}\n")
@@ -259,13 +268,6 @@ def _last_line(output: bytearray) -> int:
     """Where the last line that is not blank begins."""
     end = len(output.rstrip())
     return max(output.rfind(b"\n", 0, end), output.rfind(b"\r", 0, end)) + 1
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    for key, times in Counter(key for key, _ in pairs).items():
-        if times > 1:
-            raise ValueError(f"it has the key {key!r} {times} times")
-    return dict(pairs)
 
 
 def _lack_of_memory(errors: bytes) -> bytes:

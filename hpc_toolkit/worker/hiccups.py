@@ -21,6 +21,7 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import WAITING
 from hpc_toolkit.queue.probes import LOCK
 from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import refuse_removed
 from hpc_toolkit.system.processes import WARNING, readable
 from hpc_toolkit.worker.membership import Drain, new_name
 
@@ -244,6 +245,8 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
         hint = f"the file server has evicted this host; {remount}, then {again}"
     gone = files.missing_directory(error)
     if gone is not None:
+        if paths.root.parent.is_dir():  # else its filesystem may be mounted again
+            refuse_removed(paths.root)
         message = f"the worker stops: {gone} is missing"
         hint = f"'hpctk doctor {paths.root}' shows what else is lost"
         if gone.name == "claims":

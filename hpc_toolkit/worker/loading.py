@@ -97,6 +97,7 @@ def load_workload(spec: layout.WorkloadSpec, *, pipefail: bool = False) -> Workl
             what = f"{spec.function}({spec.options})"
             raise _failed(what, error, "check the workload's options") from error
         if is_callable_class(found):
+            refuse_lazy(found.__call__, name)
             return FunctionWorkload(workload, spec.call)
         if not (callable(load) and callable(run)):
             message = f"{spec.function} has no methods load(group) and run(context, items)"
@@ -112,7 +113,16 @@ def load_workload(spec: layout.WorkloadSpec, *, pipefail: bool = False) -> Workl
     if not callable(found):
         message = f"{spec.function} is neither a function nor a class but {type(found).__name__}"
         raise WorkloadError(message)
+    refuse_lazy(found, name)
     return FunctionWorkload(found, spec.call)
+
+
+def refuse_lazy(function: Any, name: str) -> None:
+    """Refuse a function with ``async`` or ``yield``, whose call runs none of its code."""
+    # inspect.CO_GENERATOR, CO_COROUTINE and CO_ASYNC_GENERATOR; its import takes long
+    if getattr(getattr(function, "__code__", None), "co_flags", 0) & 0x2A0:
+        message = f"{name} is async or has a yield, so that a call returns before its code runs"
+        raise WorkloadError(message, hint="return the result, as by asyncio.run(...) or list(...)")
 
 
 def add_paths(user: tuple[str, ...], *, first: bool = True) -> None:
@@ -215,7 +225,7 @@ def load_object(name: object, path: tuple[str, ...]) -> Any:
         raise WorkloadError(message, hint=hint)
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute.isidentifier()):
-        message = f"workload {name!r} is not MODULE:NAME"
+        message = f"workload {name!r} is not MODULE:NAME with a NAME of the module, without dots"
         raise WorkloadError(message, hint="such as hpc_toolkit.science.workloads.synthetic:Sleep")
     if module_name.endswith(".py"):
         message = f"workload {name!r} names a file, and not a module"

@@ -22,7 +22,7 @@ from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.queue.wants import may_need
-from hpc_toolkit.rundir.layout import CALLS
+from hpc_toolkit.rundir.layout import CALLS, refuse_removed
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.installation import open_streams
 from hpc_toolkit.system.processes import readable
@@ -221,6 +221,7 @@ class Worker:
                 with suppress(OSError):
                     for stage in self._view.stages.values():
                         stage.log.report_complete()
+                refuse_removed(self._view.paths.root)  # with the results that its view has
                 return EXIT_COMPLETE
             elif self._rest.is_for_others:
                 self._view.poll()  # others may have done what seemed to be left

@@ -53,7 +53,7 @@ def test_a_placeholder_names_a_key_as_it_is_and_then_its_parts(hpctk: Hpctk) -> 
 
 
 def test_value_with_args_is_split_like_a_shell_and_never_code(hpctk: Hpctk) -> None:
-    words = {
+    words: dict[str, list[str]] = {
         "--name 'a b'  \"c $HOME\" d\\ e": ["--name", "a b", "c $HOME", "d e"],
         "$(touch canary) `touch canary` ; touch canary & * ~": [
             *("$(touch", "canary)", "`touch", "canary`", ";", "touch", "canary", "&", "*", "~")
@@ -62,11 +62,17 @@ def test_value_with_args_is_split_like_a_shell_and_never_code(hpctk: Hpctk) -> N
         "''": [""],
         "#x": ["#x"],
     }
-    items = [{"value": value} for value in [*words, "it's"]]
+    lists = {
+        json.dumps(value): [str(one) for one in value]
+        for value in (["a b", "it's", "$(touch canary)"], [1, 2.5], [])
+    }
+    given = [*words, *map(json.loads, lists), "it's"]
+    items = [{"value": value} for value in given]
     run = hpctk.worked(items, None, command=f"{ARGV} {{value:args}} end", max_attempts=3)
 
     *good, bad = rows_by_id(run).values()
-    assert [row["value"]["argv"] for row in good] == [[*found, "end"] for found in words.values()]
+    expected = [*words.values(), *lists.values()]
+    assert [row["value"]["argv"] for row in good] == [[*found, "end"] for found in expected]
     assert "cannot be split into words: No closing quotation" in bad["error"]
     assert bad["attempts"] == 1
     assert not (hpctk.cwd / "canary").exists()

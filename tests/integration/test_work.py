@@ -41,6 +41,20 @@ def test_a_worker_opens_the_segment_and_its_journal_once_for_all_units(hpctk: Hp
     assert (opened.count(journal), opened.count(segment)) == (1, 1)
 
 
+@pytest.mark.parametrize("items", [1, 3])
+@pytest.mark.parametrize("words", [[], ["--workers", 1]])
+def test_a_run_that_is_removed_while_a_worker_runs_is_an_error(
+    hpctk: Hpctk, items: int, words: list[object]
+) -> None:
+    command = "[ ! -d run ] || mv run moved"
+    assert hpctk("init", "run", "--command", command, "--count", items).code == 0
+
+    ended = hpctk("work", "run", *words)
+
+    assert ended.code == 1, ended
+    assert "error: run: run.json is missing\nhint: the run was removed or moved" in ended.err
+
+
 @pytest.mark.parametrize(
     ("how", "evidence"),
     [

@@ -23,7 +23,7 @@ import pytest
 from hpc_toolkit import Executor, background
 from hpc_toolkit.calls import caller as calls
 from hpc_toolkit.calls.recorded import key_of
-from hpc_toolkit.errors import CallError, ConfigError, RunError
+from hpc_toolkit.errors import CallError, ConfigError, RunError, WorkloadError
 from hpc_toolkit.queue import wants
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.calls import Calls
@@ -295,6 +295,17 @@ def test_what_is_not_a_function_or_cannot_be_pickled_is_refused(tmp_path: Path) 
         caller.store(caller.call(math.sqrt, (1, [lock]), {}))
     with pytest.raises(ConfigError, match="math:sqrt: x is a lock, which cannot be stored"):
         caller.store(caller.call(math.sqrt, (), {"x": lock}))
+
+
+def test_a_function_that_is_async_is_refused(tmp_path: Path) -> None:
+    async def work() -> int:
+        return 1
+
+    with (
+        Executor(tmp_path / "run", workers=None) as executor,
+        pytest.raises(WorkloadError, match="work is async or has a yield"),
+    ):
+        executor.submit(work)
 
 
 def test_what_calls_share_is_stored_once_and_large_functions_are_reported(

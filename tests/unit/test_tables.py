@@ -43,6 +43,22 @@ def test_a_column_means_the_same_in_all_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_numbers_that_are_not_finite_are_text_beside_text_in_parquet(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    words = {"nan": "nan", "inf": "inf", "text": "x", "none": None}
+    types = {"nan": {"/a": "nan"}, "inf": {"/a": "numpy.float32 inf"}}
+    rows = [
+        row({"id": word}, {"a": value if word == "text" else None})
+        | ({"types": types[word]} if word in types else {})
+        for word, value in words.items()
+    ]
+
+    write_table(tmp_path / "t.parquet", rows)
+
+    found = pq.read_table(tmp_path / "t.parquet")
+    assert found["value.a"].to_pylist() == [*words.values()]
+
+
 def test_an_unknown_ending_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown format") as caught:
         writer_for(tmp_path / "t.jsnl")

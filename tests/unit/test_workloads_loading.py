@@ -59,6 +59,24 @@ def test_code_that_workers_cannot_import_is_refused(
 
 
 @pytest.mark.parametrize(
+    "code",
+    [
+        "async def work(x): return 1",
+        "def work(x): yield 1",
+        "async def work(x): yield 1",
+        "class work:\n    async def __call__(self, x): return 1",
+    ],
+)
+def test_code_that_runs_after_its_call_returns_is_refused(
+    source: Path, tmp_path: Path, code: str
+) -> None:
+    source.write_text(code)
+
+    with pytest.raises(WorkloadError, match="work is async or has a yield"):
+        Run.create(tmp_path / "run", [{"x": 1}], workload=f"{source.stem}:work")
+
+
+@pytest.mark.parametrize(
     ("parameters", "items", "result"),
     [
         ("lr, depth", [{"lr": 1, "depth": 2}], {"lr": 1, "depth": 2}),

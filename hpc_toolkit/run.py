@@ -264,9 +264,9 @@ class Run:
 
         A row has ``item``, ``state`` (``done`` or ``failed``), ``value`` or ``error``,
         ``attempts``, ``seconds`` and ``worker``. A value is what the code returned; a tensor is on
-        the CPU; one that cannot be restored is a RunError, and a warning counts them. Raises
-        NotCompleteError if items are pending, and ``partial`` is not set; partial rows may still
-        change. RunError: other users could have changed the code that reading a value runs.
+        the CPU; one that cannot be restored is a RunError, with a warning. Raises NotCompleteError
+        if items are pending, and ``partial`` is not set; partial rows may still change. RunError:
+        other users could have changed the code that reading a value runs.
         """
         return list(self.values.restored_rows(self.table(stage=stage, partial=partial)))
 

@@ -6,6 +6,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -75,17 +76,21 @@ def read_items(source: str, name: str | None = None) -> Iterator[Item]:
         raise ConfigError(message, hint=hint) from error
 
 
-def with_line(error: ItemsError, sources: dict[str, Any]) -> ItemsError:
-    """The error with the file of its item, and the line if each line is an item."""
-    source, number = sources.get("items"), error.number
-    if number is None or source in (None, "-"):
-        return error
-    where = str(source)
-    if (sources.get("format") or Path(source).suffix[1:] or "jsonl") in ("jsonl", "ndjson"):
-        with open(source, "rb") as file:
-            lines = (at for at, line in enumerate(file, 1) if line.strip())
-            where = f"{source}, line {next(islice(lines, number, None))}"
-    return ItemsError(f"{where}: {error.message}", hint=error.hint)
+@contextmanager
+def located(sources: dict[str, Any]) -> Iterator[None]:
+    """Add to an ItemsError the file of its item, and the line if each line is an item."""
+    try:
+        yield
+    except ItemsError as error:
+        source, number = sources.get("items"), error.number
+        if number is None or source in (None, "-"):
+            raise
+        where = str(source)
+        if (sources.get("format") or Path(source).suffix[1:] or "jsonl") in ("jsonl", "ndjson"):
+            with open(source, "rb") as file:
+                lines = (at for at, line in enumerate(file, 1) if line.strip())
+                where = f"{source}, line {next(islice(lines, number, None))}"
+        raise ItemsError(f"{where}: {error.message}", hint=error.hint) from error
 
 
 _MODIFIERS = {"key": "count", "format": "items"}

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from hpc_toolkit.cli import lists
 from hpc_toolkit.cli.arguments import argument, check_out, value
 from hpc_toolkit.cli.gathering import OUT, write_rows
 from hpc_toolkit.cli.help import LIST, Commands, HelpCommand
 from hpc_toolkit.cli.hooks import at_end
-from hpc_toolkit.cli.lists import SETTINGS, SOURCES, make_items, note_types, read_settings
 from hpc_toolkit.cli.working import ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError, near_miss
 from hpc_toolkit.queue.lists import Types
@@ -35,8 +35,8 @@ PANELS: Panels = {
         OUT,
         ON_END,
     ),
-    **SOURCES,
-    "Limits": tuple(one for one in SETTINGS["Workload and limits"] if one.name != "workload"),
+    **lists.SOURCES,
+    "Limits": tuple(one for one in lists.SETTINGS["Workload and limits"] if one.name != "workload"),
 }
 
 
@@ -102,9 +102,9 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
 
     if workload is not None:
         given["workload"] = workload
-    sources, settings, options = read_settings(given)
+    sources, settings, options = lists.read_settings(given)
     types = Types()
-    items = list(types.note(make_items(sources, settings.get("command"))))
+    items = list(types.note(lists.make_items(sources, settings.get("command"))))
     settings.pop("open", None)
     workload = settings.pop("workload", None)
     if workload is None and "command" not in settings:
@@ -113,8 +113,9 @@ def _the_run(workload: str | None, root: str | None, given: dict[str, Any]) -> R
         raise ConfigError("--command: the run has no name", hint="add --run runs/NAME")
     path = Path(root or Path("runs", re.sub(r"[^\w.-]+", "-", workload or "")))
     if not path.exists():
-        note_types(types, sources)
-        return Run.create(path, items, workload=workload, options=options, **settings)
+        lists.note_types(types, sources)
+        with lists.located(sources):
+            return Run.create(path, items, workload=workload, options=options, **settings)
     run = Run.open(path)
     wanted = list_stage(workload=workload, options=options, **settings)
     changed = run.manifest.stages[0].differences(wanted)

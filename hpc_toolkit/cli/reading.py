@@ -21,7 +21,7 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import LIST, Commands
-from hpc_toolkit.cli.lists import FORMAT, ITEMS, make_items
+from hpc_toolkit.cli.lists import FORMAT, ITEMS, located, make_items
 from hpc_toolkit.errors import ConfigError, ItemsError
 from hpc_toolkit.rundir.journal import read_span
 from hpc_toolkit.rundir.layout import RunPaths, find_run, shown_item
@@ -238,7 +238,8 @@ def add(
     found = open_run(run)
     if items is not None:
         sources = only_given({"items": items, "format": format_, "text": text, "number": number})
-        found.add(make_items(sources, found.manifest.stages[0].workload.command))
+        with located(sources):
+            found.add(make_items(sources, found.manifest.stages[0].workload.command))
     if seal:
         found.seal()
 

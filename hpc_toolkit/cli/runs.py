@@ -21,7 +21,7 @@ from hpc_toolkit.cli.arguments import (
     value,
 )
 from hpc_toolkit.cli.help import LIST, Commands
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, ItemsError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.graph import GRAPH, Graph
 from hpc_toolkit.queue.lists import Types
 from hpc_toolkit.queue.log import StageLog
@@ -135,10 +135,8 @@ def init(
     types = Types()
     items = types.note(lists.make_items(sources, settings.get("command")))
     settings |= {"options": options, "open_end": open_, "copy_code": copy_code}
-    try:
+    with lists.located(sources):
         made = Run.create(run, items, **settings)
-    except ItemsError as error:
-        raise lists.with_line(error, sources) from error
     _show_made(made)
     lists.note_types(types, sources)
 

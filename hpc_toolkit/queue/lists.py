@@ -79,8 +79,7 @@ def _parse_item(line: bytes, where: str) -> Item:
 
 def fault(error: Exception) -> str:
     """The message of an exception of :func:`parse_json`."""
-    text = getattr(error, "msg", str(error))
-    return text if type(error) is ValueError else f"not JSON: {text}"
+    return f"{'' if type(error) is ValueError else 'not JSON: '}{getattr(error, 'msg', error)}"
 
 
 def parse_json(line: bytes) -> Any:
@@ -150,10 +149,9 @@ def _values(text: str, where: str) -> Sequence[Any]:
             message = f"{where}: {text} has {len(numbers)} values"
             raise ConfigError(message, hint=f"use at most {MOST_ITEMS} values")
         return numbers
-    wrong = "is not a range of whole numbers" if _is_like_range(words) else ""
-    if (text.count(text[0]) % 2 and text[0] in "\"'") or (text[0] == "[" and "]" not in text):
-        wrong = "was split at a comma"
-    if wrong:
+    cut = (text[0] in "\"'" and text.count(text[0]) % 2) or (text[0] == "[" and "]" not in text)
+    if cut or _is_like_range(words):
+        wrong = "was split at a comma" if cut else "is not a range of whole numbers"
         hint = "a range is 0:9 or 0:100:10; write texts as a list into a file for --config"
         raise ConfigError(f"{where}: {text!r} {wrong}", hint=hint)
     return [text]
@@ -161,10 +159,9 @@ def _values(text: str, where: str) -> Sequence[Any]:
 
 def _is_like_range(words: list[str]) -> bool:
     """Whether numbers are between colons, or before or after one, and not all are digits."""
-    if not 2 <= len(words) <= 3 or all(map(str.isdecimal, words)) or not any(words[:2]):
-        return False
-    with suppress(ValueError):
-        return bool([float(word) for word in words if word])
+    if 2 <= len(words) <= 3 and any(words[:2]) and not all(map(str.isdecimal, words)):
+        with suppress(ValueError):
+            return bool([float(word) for word in words if word])
     return False
 
 

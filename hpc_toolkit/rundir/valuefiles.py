@@ -146,8 +146,8 @@ class Values:
                 lost.append(error)
                 yield {**row, "value": error}
         if lost:
-            what = f"{counted(len(lost), 'result')} of {self.root} cannot be restored"
-            note(f"{what}: {lost[0].message}; {lost[0].hint}", "warning")
+            what = counted(len(lost), "result")
+            note(f"{what} of {self.root} not restored: {lost[0]}; {lost[0].hint}", "warning")
 
     def restored(self, row: dict[str, Any]) -> dict[str, Any]:
         """The row, with its value as it was returned.
@@ -252,8 +252,7 @@ def read_part(path: Path, tag: Any, *, plain: bool = False, own: bool = False) -
             content = _array(file) if kind in ("npy", "torch") else file.read(length)
     except (OSError, EOFError) as error:
         message = f"{path} does not have bytes {start} to {start + length} of a value: {error}"
-        hint = "try again in a minute; else restore the file"
-        raise pickles.UnrestoredError(message, hint=hint) from error
+        raise pickles.UnrestoredError(message, hint="try again later; else restore it") from error
     if kind == "pickle":
         return pickles.loads(content, own=own)
     return _tensor(content, *of_tensor, plain=plain) if of_tensor else content

@@ -76,7 +76,7 @@ def not_json(item: dict[str, Any]) -> str:
         try:
             encode(value)
         except (TypeError, ValueError) as error:
-            return f"the value of {key!r} is not: {value if isinstance(value, float) else error}"
+            return f"{key!r} is {value}" if isinstance(value, float) else f"{key!r}: {error}"
     return ""
 
 

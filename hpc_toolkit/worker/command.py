@@ -124,8 +124,7 @@ def _context_after(text: str, context: str) -> str:
 
 def fill(command: str, item: dict[str, Any]) -> bytes:
     """Fill in the command; each value becomes one shell word, or with ``:args`` a word for each
-    element of a list or for each that the shell would find in a text. Nothing of it is expanded or
-    executed.
+    element of a list or word of a text, as the shell splits it; nothing is expanded or executed.
 
     Raises PermanentError: a key is missing, or a value cannot be part of a command.
     """

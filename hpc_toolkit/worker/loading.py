@@ -102,6 +102,7 @@ def load_workload(spec: layout.WorkloadSpec, *, pipefail: bool = False) -> Workl
         if not (callable(load) and callable(run)):
             message = f"{spec.function} has no methods load(group) and run(context, items)"
             raise WorkloadError(message, hint="or __call__, for a class that is a function")
+        refuse_lazy(run, f"{name}.run", 0x280)
         if not (on_oom is None or callable(on_oom)):
             message = f"{spec.function}.on_oom is not a method on_oom(context, items)"
             hint = "on_oom returns whether items can run again with less memory"
@@ -117,10 +118,9 @@ def load_workload(spec: layout.WorkloadSpec, *, pipefail: bool = False) -> Workl
     return FunctionWorkload(found, spec.call)
 
 
-def refuse_lazy(function: Any, name: str) -> None:
-    """Refuse a function with ``async`` or ``yield``, whose call runs none of its code."""
-    # inspect.CO_GENERATOR, CO_COROUTINE and CO_ASYNC_GENERATOR; its import takes long
-    if getattr(getattr(function, "__code__", None), "co_flags", 0) & 0x2A0:
+def refuse_lazy(function: Any, name: str, flags: int = 0x2A0) -> None:
+    """Refuse a function with ``yield`` (0x20) or ``async`` (0x280): a call runs no code of it."""
+    if getattr(getattr(function, "__code__", None), "co_flags", 0) & flags:
         message = f"{name} is async or has a yield, so that a call returns before its code runs"
         raise WorkloadError(message, hint="return the result, as by asyncio.run(...) or list(...)")
 

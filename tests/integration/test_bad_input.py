@@ -115,6 +115,23 @@ def test_items_and_options_of_init_that_cannot_work_are_refused(
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["init", "run", "--workload", NOOP],
+        ["map", NOOP, "--run", "run"],
+        ["add", "open"],
+    ],
+)
+@pytest.mark.usefixtures("hpctk")
+def test_an_item_that_is_refused_is_named_with_its_line(tmp_path: Path, words: list[str]) -> None:
+    Run.create("open", workload=NOOP, open_end=True)
+    (tmp_path / "l.jsonl").write_text('{"x": 1}\n\n{"x": 1e999}\n')
+
+    message = "l.jsonl, line 3: item 1 is not plain JSON: 'x' is inf"
+    assert_refuses([*words, "--items", "l.jsonl"], message, "finite numbers")
+
+
+@pytest.mark.parametrize(
     ("command", "message", "hint"),
     [
         ("echo {b}", "item 0 has no key 'b', which the command", ""),

@@ -169,7 +169,7 @@ def test_a_result_that_cannot_be_restored_is_an_error_in_its_row_only(
     assert isinstance(ended, RunError)
     assert plain == {"n": 2}
     assert math.isnan(number)
-    warning = f"warning: 2 results of run cannot be restored: {said}; install gone"
+    warning = f"warning: 2 results of run not restored: {said}; install gone"
     assert warning in capsys.readouterr().err
 
 

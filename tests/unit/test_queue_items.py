@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ _CIRCLE.append(_CIRCLE)
         ([], "the list of items is empty"),
         ([{"g": 1, "b": 2}, {"g": 1}, {"b": 2, "g": 1}], r'item 2 is a duplicate: \{"b":2,"g":1\}'),
         ([{"g": 2}, {"g": 0}], "item 1 is a duplicate"),
-        *(([{"g": value}], "item 0 is not plain JSON") for value in (math.nan, object(), _CIRCLE)),
+        ([{"g": 1, "x": math.nan}], "item 0 is not plain JSON: 'x' is nan"),
+        ([{"g": 1}, {"g": 2, "x": [math.inf]}], "item 1 is not plain JSON: 'x': Out of range"),
+        *(([{"g": value}], "item 0 is not plain JSON: 'g': ") for value in (object(), _CIRCLE)),
         ([{"gg": "a"}], "item 0 has no key 'g'"),
     ],
 )
@@ -73,6 +76,9 @@ def test_check_items_names_the_item_that_is_refused(items: list[Any], message: s
     with pytest.raises(ItemsError, match=message) as caught:
         check_items(items, group_by="g", taken=[{"g": 0}])
 
+    assert caught.value.number == (
+        int(found[1]) if (found := re.match(r"item (\d)", message)) else None
+    )
     assert ("did you mean 'gg'?" in caught.value.hint) == ("no key" in message)
 
 

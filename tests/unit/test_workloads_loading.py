@@ -65,6 +65,7 @@ def test_code_that_workers_cannot_import_is_refused(
         "def work(x): yield 1",
         "async def work(x): yield 1",
         "class work:\n    async def __call__(self, x): return 1",
+        "class work:\n    def load(self, g): pass\n    async def run(self, c, items): yield 1",
     ],
 )
 def test_code_that_runs_after_its_call_returns_is_refused(
@@ -72,7 +73,7 @@ def test_code_that_runs_after_its_call_returns_is_refused(
 ) -> None:
     source.write_text(code)
 
-    with pytest.raises(WorkloadError, match="work is async or has a yield"):
+    with pytest.raises(WorkloadError, match="work(.run)? is async or has a yield"):
         Run.create(tmp_path / "run", [{"x": 1}], workload=f"{source.stem}:work")
 
 

@@ -135,6 +135,30 @@ def test_what_follows_a_failed_item_is_skipped_until_it_is_retried(hpctk: Hpctk)
     check_order(run)
 
 
+def test_a_key_of_an_element_replaces_that_of_its_item_and_a_dict_makes_one_item(
+    hpctk: Hpctk,
+) -> None:
+    run = Run.create(
+        "run",
+        stages={
+            "widen": {
+                "workload": "stage_workloads:widen",
+                "items": [{"seed": 0}, {"seed": 1}],
+                "expand": True,
+            },
+            "use": {"command": "true", "after": "widen"},
+        },
+    )
+    assert hpctk("work", "run").code == 0
+
+    items = [shown_item(row["item"]) for row in run.results(stage="use")]
+    assert sorted(items, key=str) == [
+        {"seed": 0, "more": 2},
+        {"seed": 1, "widen": {"seed": 8}},
+        {"seed": 7, "more": 1},
+    ]
+
+
 def test_stages_get_results_as_python_had_them_and_lists_make_items(hpctk: Hpctk) -> None:
     run = Run.create(
         "run",

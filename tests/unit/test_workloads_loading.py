@@ -73,7 +73,7 @@ def test_code_that_runs_after_its_call_returns_is_refused(
 ) -> None:
     source.write_text(code)
 
-    with pytest.raises(WorkloadError, match="work(.run)? is async or has a yield"):
+    with pytest.raises(WorkloadError, match=r"work(\.run)? is async or has a yield"):
         Run.create(tmp_path / "run", [{"x": 1}], workload=f"{source.stem}:work")
 
 

@@ -181,8 +181,8 @@ def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        if not (equals and key.isidentifier()):
-            message = f"--option {pair!r} is not KEY=JSON"
+        if not (equals and key.isidentifier()) or key in options:
+            message = f"--option {pair!r} is not KEY=JSON, each KEY once"
             raise ConfigError(message, hint="such as --option batch_size=16")
         try:
             options[key] = json.loads(text)

@@ -158,8 +158,7 @@ def _refuse(
             raise ItemsError(message, hint=hint, number=number) from error
         if not kept:
             message = f"item {number} is not a dict with text as its keys: {item!r:.200}"
-            hint = "such as {'seed': 1}; convert other keys by str()"
-            raise ItemsError(message, hint=hint, number=number)
+            raise ItemsError(message, hint="such as {'seed': 1}; make keys text", number=number)
         if key := _lacked(item, group_by, needs):
             what = "--group-by" if key == group_by else "the command"
             message = f"item {number} has no key {key!r}, which {what} needs"

@@ -112,9 +112,10 @@ def parse_text(text: str, where: str) -> Amounts:
 def split(text: str, where: str, hint: str = _HINT) -> dict[str, str]:
     """The names and values of ``NAME=VALUE,...``."""
     pairs = [one.partition("=") for one in text.split(",")]
-    if not all(equals and value for _, equals, value in pairs):
-        raise ConfigError(f"{where}: {text!r:.80} is not NAME=VALUE,...", hint=hint)
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    found = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(found) < len(pairs) or not all(equals and value for _, equals, value in pairs):
+        raise ConfigError(f"{where}: {text!r:.80} is not NAME=VALUE,..., each once", hint=hint)
+    return found
 
 
 class Retry(Record):

@@ -101,6 +101,13 @@ ONE = '{"a": 1}\n'
         (["--max-attempts", "0"], ONE, "max_attempts must be at least 1, got 0", ""),
         (["--timeout", "-1"], ONE, "--timeout: '-1' is not a duration", ""),
         (["--option", "x"], ONE, "--option 'x' is not KEY=JSON", ""),
+        (
+            ["--option", "x=1", "--option", "x=2"],
+            ONE,
+            "--option 'x=2' is not KEY=JSON, each KEY once",
+            "",
+        ),
+        (["--needs", "gpus=1,gpus=2"], ONE, "'gpus=1,gpus=2' is not NAME=VALUE,..., each once", ""),
         (["--command", "true"], ONE, "either a workload or a command", ""),
     ],
 )

@@ -165,7 +165,7 @@ def load(run: Run | str | Path) -> optuna.Study:
     if run.manifest.stages[0].workload.function != STUDY:
         message = f"{run.root} is not a study or a campaign"
         raise RunError(message, hint="'hpctk study' makes one; 'hpctk gather' reads any run")
-    rows = [row for row in run.results(partial=True) if row["state"] == "done"]
+    rows = [run.values.restored(row) for row in run.table(partial=True) if row["state"] == "done"]
     settled = {row["item"]["trial"]: outcome(row["value"]) for row in rows}
     storage = TrialStorage(TrialFiles(run.paths, run.manifest, settled))
     return optuna.load_study(study_name=run.manifest.run, storage=storage)

@@ -24,8 +24,8 @@ from hpc_toolkit.campaign.searchreport import read_search
 from hpc_toolkit.campaign.settings import settings_of
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.queue.items import canonical
+from hpc_toolkit.results.activity import Trace
 from hpc_toolkit.results.tables import Row
-from hpc_toolkit.results.trace import Trace
 from hpc_toolkit.rundir.files import publish_directory, remove_tree, replace_file
 from hpc_toolkit.rundir.valuefiles import value_columns
 from hpc_toolkit.system.installation import how_to_add

@@ -22,15 +22,17 @@ from hpc_toolkit.bandit.policy import (
     look_up,
 )
 from hpc_toolkit.bandit.racing import Racing
-from hpc_toolkit.bandit.rewards import Reward, gaps_of, rewards_of
 from hpc_toolkit.bandit.rule import (
     TIE_DECIMALS,
     Finalists,
     History,
     RandomOrder,
+    Reward,
     Rule,
     TaskResults,
     checked_number,
+    gaps_of,
+    rewards_of,
 )
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.quantities import counted, format_duration

@@ -10,8 +10,15 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from hpc_toolkit.bandit.policy import Floats, Indices, Proposal
-from hpc_toolkit.bandit.rewards import best_row, gaps
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, Rule, Stream, number_option
+from hpc_toolkit.bandit.rule import (
+    TIE_DECIMALS,
+    Finalists,
+    History,
+    Rule,
+    Stream,
+    first_best,
+    number_option,
+)
 
 
 class TaskOrder(NamedTuple):
@@ -186,3 +193,45 @@ def survivors(scores: Floats, population: int, c: float) -> Indices:
 def comparable(scores: Floats) -> Indices:
     """Return the rows with a score for at least half of the tasks."""
     return np.flatnonzero(2 * (~np.isnan(scores)).sum(axis=1) >= scores.shape[1])
+
+
+class Gaps(NamedTuple):
+    """How far each arm is behind the leader."""
+
+    means: Floats
+    """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
+    have a score; 0 for the leader and for an arm without such a task."""
+    errors: Floats
+    """Shape (n_arms,): standard error of ``means`` as an estimate for all tasks: 0 after all
+    tasks, and before that infinite for an arm with fewer than two common tasks."""
+
+
+def gaps(scores: Floats, population: int) -> Gaps:
+    """Compare arms with the leader (:func:`best_row`) after k of ``population`` tasks.
+
+    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. The error is
+    sd / sqrt(common tasks) * sqrt(1 - k / population): the standard deviation of the paired
+    differences, with one degree of freedom less than common tasks, and the finite population
+    correction of survey sampling.
+    """
+    done = scores.shape[1]
+    behind = scores[best_row(scores)] - scores
+    counts = (~np.isnan(behind)).sum(axis=1)
+    means = np.nansum(behind, axis=1) / np.maximum(counts, 1)
+    squares = np.nansum((behind - means[:, None]) ** 2, axis=1)
+    variance = squares / np.maximum(counts - 1, 1) / np.maximum(counts, 1)
+    errors = np.sqrt(variance * (1.0 - done / population))
+    if done < population:
+        errors[counts < 2] = np.inf
+    return Gaps(means, errors)
+
+
+def best_row(scores: Floats) -> int:
+    """Return the row with the highest mean; ties go to the first.
+
+    A missing score counts as the task's mean over the rows, so that no arm leads by having failed
+    on the hard tasks.
+    """
+    known = ~np.isnan(scores)
+    centre = np.nansum(scores, axis=0) / np.maximum(known.sum(axis=0), 1)
+    return first_best(np.where(known, scores - centre, 0.0).mean(axis=1))

@@ -1,4 +1,4 @@
-"""The protocol of a rule: the results that it sees, its options, and its random numbers."""
+"""What a rule sees and chooses: results, rewards of arms, options, and its random numbers."""
 
 from __future__ import annotations
 
@@ -210,6 +210,84 @@ def first_best(values: Floats | Sequence[float]) -> int:
     Without the rounding, the last bit of a sum would decide between symmetric arms.
     """
     return int(np.argmax(np.round(values, TIE_DECIMALS)))
+
+
+def _row_means(values: Floats) -> Floats:
+    means = np.full(len(values), math.nan)
+    for index, row in enumerate(values):
+        numbers = row[~np.isnan(row)].tolist()
+        if numbers:
+            # An exact sum, so that the order of the tasks cannot change the last bit.
+            means[index] = math.fsum(numbers) / len(numbers)
+    return means
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One arm's reward."""
+
+    mean: float
+    """Mean of the arm's scores."""
+    stderr: float | None
+    """Standard error of ``mean``, assuming that errors of tasks are independent; None: unknown."""
+
+
+def rewards_of(
+    results: TaskResults, arms: Sequence[int], *, tasks: Sequence[int] | None = None
+) -> dict[int, Reward]:
+    """Return the rewards of some arms over some tasks, by default all tasks.
+
+    An arm with more failed tasks than scores has no reward. A task without a standard error counts
+    with the root mean square of the arm's known ones. Failed tasks are left out; nothing adjusts
+    the reward for how hard they are.
+    """
+    columns = list(range(len(results.tasks.names)) if tasks is None else tasks)
+    where = np.ix_(list(arms), columns)
+    scores, stderrs, told = results.scores[where], results.stderrs[where], results.told[where]
+    known = ~np.isnan(scores)
+    counts, failures = known.sum(axis=1), (told & ~known).sum(axis=1)
+    usable = np.flatnonzero((counts > 0) & (counts >= failures)).tolist()
+    scores, stderrs = scores[usable], stderrs[usable]
+    means = _row_means(scores)
+    return {
+        int(arms[index]): Reward(float(means[row]), _stderr(stderrs[row], known[index]))
+        for row, index in enumerate(usable)
+    }
+
+
+def gaps_of(
+    results: TaskResults, top: int, arms: Sequence[int], *, tasks: Sequence[int]
+) -> list[tuple[float, float | None]]:
+    """How far the reward of each arm is below that of ``top``, and how much of it may be noise.
+
+    Both are from the paired differences on the tasks that both arms have. The noise is the half
+    width of the 95 % interval of their mean; None: they have fewer than two tasks in common.
+    """
+    values = results.scores[np.ix_([top, *arms], tasks)]
+    behind = values[0] - values[1:]
+    means = _row_means(behind)
+    squares = (behind - means[:, None]) ** 2
+    found: list[tuple[float, float | None]] = []
+    for row, known in enumerate(~np.isnan(behind)):
+        count = int(known.sum())
+        spread = math.sqrt(math.fsum(squares[row][known]) / max(count, 1))
+        noise = _student(count - 1) * spread / math.sqrt(count - 1) if count > 1 else None
+        found.append((float(means[row]) if count else 0.0, noise))
+    return found
+
+
+def _student(free: int) -> float:
+    """Student's two-sided 95 % quantile; above 6 degrees of freedom at most 2 % too large."""
+    return (12.71, 4.31, 3.19, 2.78, 2.58, 2.45)[free - 1] if free < 7 else 1.98 + 2.7 / free
+
+
+def _stderr(stderrs: np.ndarray, known: np.ndarray) -> float | None:
+    told = stderrs[known & ~np.isnan(stderrs)]
+    if not told.size:
+        return None
+    typical = math.fsum(float(error) ** 2 for error in told) / told.size
+    squares = np.where(np.isnan(stderrs), typical, stderrs**2)[known]
+    return math.sqrt(math.fsum(squares.tolist())) / len(squares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_toolkit import bandit
-from hpc_toolkit.bandit.rewards import Reward, rewards_of
-from hpc_toolkit.bandit.rule import TaskResults
+from hpc_toolkit.bandit.rule import Reward, TaskResults, rewards_of
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, read_decisions, rows_of
 from hpc_toolkit.campaign.search import (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_toolkit.bandit.rewards import Reward
+from hpc_toolkit.bandit.rule import Reward
 from hpc_toolkit.campaign.evaluations import Searched, searched_of
 from hpc_toolkit.campaign.search import score_of
 from hpc_toolkit.campaign.searchfigures import best_so_far, brief, reward_map

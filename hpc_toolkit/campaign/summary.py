@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hpc_toolkit.bandit import Pull, Recommendation
 from hpc_toolkit.bandit.asktell import TASK_RULES
-from hpc_toolkit.bandit.rewards import Reward
+from hpc_toolkit.bandit.rule import Reward
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.evaluations import Found, Searched, searched_of
 from hpc_toolkit.campaign.search import observe, score_of

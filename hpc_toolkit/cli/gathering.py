@@ -124,7 +124,7 @@ def _with_inherited(run: Run, stage: str | None, table: Table) -> list[Row] | Ta
 
 
 def _write_trace(run: Run, outs: Sequence[str], stage: str | None, *, as_json: bool) -> None:
-    from hpc_toolkit.results.trace import Trace
+    from hpc_toolkit.results.activity import Trace
 
     if stage is not None:
         run.manifest.stage(stage)  # a name that is not known is refused

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, Policy, Recommendation, make_policy
 from hpc_toolkit.bandit.policy import TaskSet
-from hpc_toolkit.bandit.rewards import Reward, rewards_of
-from hpc_toolkit.bandit.rule import TaskResults
+from hpc_toolkit.bandit.rule import Reward, TaskResults, rewards_of
 from hpc_toolkit.errors import ConfigError
 
 ARMS = ArmTable(tuple(Arm(word, word, (float(i),)) for i, word in enumerate("abcdef")), ("layer",))

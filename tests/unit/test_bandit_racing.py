@@ -18,8 +18,7 @@ from hpc_toolkit.bandit import (
     TaskSet,
     make_policy,
 )
-from hpc_toolkit.bandit.racing import survivors
-from hpc_toolkit.bandit.rewards import best_row
+from hpc_toolkit.bandit.racing import best_row, survivors
 from hpc_toolkit.bandit.rule import Stream
 from tests.unit.test_bandit_policy import best_of
 

@@ -21,7 +21,7 @@ from hpc_toolkit.bandit import (
     ask_within,
     make_policy,
 )
-from hpc_toolkit.bandit.rewards import best_row, gaps
+from hpc_toolkit.bandit.racing import best_row, gaps
 from hpc_toolkit.errors import ConfigError
 
 TASKS = TaskSet(("x", "y"), (1.0, 3.0))

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DistributedSampler  # noqa: E402 - only where torch is
 
 from hpc_toolkit.errors import HpcToolkitError  # noqa: E402
-from hpc_toolkit.training.distributed import ResumableSampler, batches  # noqa: E402
+from hpc_toolkit.training.distributed import ResumableSampler, group  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 def taken_by(rank: int, size: int, samples: ResumableSampler) -> list[int]:
     """What a rank of so many takes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "rank_and_size", lambda: (rank, size))
+        patch.setattr(group, "rank_and_size", lambda: (rank, size))
         found = list(samples)
         assert len(samples) == len(found)
     return found

@@ -19,11 +19,10 @@ from hpc_toolkit.doctor.runfiles import check_run
 from hpc_toolkit.doctor.sides import Verdict
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.queue.left import what_is_left
-from hpc_toolkit.results.activity import read_activity
+from hpc_toolkit.results.activity import Trace, read_activity
 from hpc_toolkit.results.explain import explain, find_item
 from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.results.history import History
-from hpc_toolkit.results.trace import Trace
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import encode_line
 from hpc_toolkit.submit.reporting import read_facts

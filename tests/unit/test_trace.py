@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.results.activity import Trace
 from hpc_toolkit.results.tables import write_table
-from hpc_toolkit.results.trace import Trace
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
 from tests.hostile import HOSTILE

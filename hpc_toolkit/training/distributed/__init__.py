@@ -8,19 +8,17 @@ launch`` or torchrun, and as a task of srun. torch is imported when the first of
 from __future__ import annotations
 
 from hpc_toolkit.errors import TRY_AGAIN
-from hpc_toolkit.training.distributed.batches import (
-    ResumableSampler,
-    accumulating,
-    unwrapped,
-    wrap_model,
-)
 from hpc_toolkit.training.distributed.checkpoints import Checkpoints, Restored, StopSignal
 from hpc_toolkit.training.distributed.group import (
     DistributedInfo,
+    ResumableSampler,
+    accumulating,
     all_reduce,
     get_distributed_info,
     leave,
     process_group,
+    unwrapped,
+    wrap_model,
 )
 
 __all__ = [

@@ -22,8 +22,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.rundir.files import list_names, replacing_file
 from hpc_toolkit.system.clock import Clock, SystemClock
 from hpc_toolkit.system.processes import WARNING
-from hpc_toolkit.training.distributed.batches import unwrapped
-from hpc_toolkit.training.distributed.group import LOGGER, rank_and_size, world_size
+from hpc_toolkit.training.distributed.group import LOGGER, rank_and_size, unwrapped, world_size
 
 
 def generator_states() -> dict[str, Any]:

@@ -192,8 +192,6 @@ Kind = str | tuple[Any, ...]
 
 
 class Numbers(NamedTuple):
-    """One feature."""
-
     name: str
     values: tuple[float, ...]
     """One number for each arm; NaN if it is unknown."""

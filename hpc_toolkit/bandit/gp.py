@@ -194,44 +194,6 @@ def space_filling_order(points: Floats, seed: int, n: int) -> list[int]:
     return order
 
 
-@dataclass(frozen=True, slots=True)
-class Guided(rule.Rule):
-    """A rule that chooses its first arms by features alone, and then lets a model choose."""
-
-    initial: int = rule.number_option(5, low=1)
-    """Number of arms chosen in space-filling order before the model decides."""
-    features: str = rule.word_option("geometry", FEATURES)
-    """The model's features: "geometry", "metrics" or "all" (see ``arms.columns``)."""
-
-    def choose(self, history: rule.History, n: int) -> list[Proposal]:
-        wanted = min(n, len(history.table.arms) - len(history.taken))
-        points = columns(history.table, self.features)
-        opening = self._opening(history, points, wanted)
-        ids = history.table.ids
-        proposals = [Proposal(ids[i]) for i in opening]
-        if len(opening) < wanted:
-            proposals += self._climb(history, points, opening, wanted - len(opening))
-        return proposals
-
-    def _opening(self, history: rule.History, points: Floats, n: int) -> list[int]:
-        """Return the initial arms that are due; all ``n`` while there is no reward."""
-        if history.scored:
-            n = min(n, max(0, self.initial - len(history.scored) - len(history.pending)))
-        if n == 0:
-            return []
-        order = space_filling_order(points, history.seed, n + len(history.taken))
-        return [index for index in order if index not in history.taken][:n]
-
-    @abstractmethod
-    def _climb(
-        self, history: rule.History, points: Floats, opening: list[int], n: int
-    ) -> list[Proposal]:
-        """Choose by a model ``n`` of the arms that are neither taken nor in ``opening``.
-
-        The caller makes sure that there are at least ``n`` of these arms.
-        """
-
-
 def free_arms(history: rule.History, opening: list[int]) -> Bools:
     """Return shape (n_arms,): True for arms that may still be proposed."""
     free = np.ones(len(history.table.arms), dtype=np.bool_)
@@ -262,35 +224,60 @@ class Ask:
     posterior: Posterior
     free: Bools
     """Shape (n_arms,): True for arms that are neither taken nor chosen."""
-    chosen: int
-    """How many arms this ask has chosen already."""
 
 
 @dataclass(frozen=True, slots=True)
-class GpRule(Guided):
+class GpRule(rule.Rule):
     """A rule that chooses by a Gaussian process over the arms' features.
 
     Every reward is evidence about the neighbours of its arm in feature space. So a reward that is
     smooth in the features needs far fewer pulls than arms. Arms without a reward are no evidence.
+    The first arms are chosen by features alone.
     """
 
+    initial: int = rule.number_option(5, low=1)
+    """Number of arms chosen in space-filling order before the model decides."""
+    features: str = rule.word_option("geometry", FEATURES)
+    """The model's features: "geometry", "metrics" or "all" (see ``arms.columns``)."""
     scales: str = rule.word_option("one", SCALES)
     """Whether one length scale is fitted for all columns, or "each" column counts for itself."""
+
+    def choose(self, history: rule.History, n: int) -> list[Proposal]:
+        wanted = min(n, len(history.table.arms) - len(history.taken))
+        points = columns(history.table, self.features)
+        opening = self._opening(history, points, wanted)
+        ids = history.table.ids
+        proposals = [Proposal(ids[i]) for i in opening]
+        if len(opening) < wanted:
+            proposals += self._climb(history, points, opening, wanted - len(opening))
+        return proposals
+
+    def _opening(self, history: rule.History, points: Floats, n: int) -> list[int]:
+        """Return the initial arms that are due; all ``n`` while there is no reward."""
+        if history.scored:
+            n = min(n, max(0, self.initial - len(history.scored) - len(history.pending)))
+        if n == 0:
+            return []
+        order = space_filling_order(points, history.seed, n + len(history.taken))
+        return [index for index in order if index not in history.taken][:n]
 
     def _climb(
         self, history: rule.History, points: Floats, opening: list[int], n: int
     ) -> list[Proposal]:
+        """Choose by a model ``n`` of the arms that are neither taken nor in ``opening``.
+
+        The caller makes sure that there are at least ``n`` of these arms.
+        """
         posterior = self._fitted(history, points)
         # Pending and chosen arms lower the uncertainty around them (kriging believer).
         for index in sorted((*history.pending, *opening)):
             posterior.believe(index)
-        ask = Ask(history, posterior, free_arms(history, opening), len(opening))
+        ask = Ask(history, posterior, free_arms(history, opening))
         proposals = []
         for _ in range(n):
             index = self._pick(ask)
             proposals.append(Proposal(history.table.ids[index]))
             ask.free[index] = False
-            ask.chosen += 1
             posterior.believe(index)
         return proposals
 

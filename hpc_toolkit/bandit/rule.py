@@ -35,7 +35,9 @@ class Stream(IntEnum):
 
     numpy pads a list of seeds with zeros, so ``[seed]``, ``[seed, 0]`` and ``[seed, 0, 0]`` are
     the same stream. Give a new stream a number above 32, and define it only in this class. Never
-    change the number of a stream that recorded searches have drawn from.
+    change the number of a stream that recorded searches have drawn from. A draw within an ask also
+    takes the number of arms that are told, pending or chosen: then one ask for several arms draws
+    the same numbers as several asks for one arm, and a lost ask is repeated with the same draws.
     """
 
     FIRST_ARM = 0
@@ -45,15 +47,6 @@ class Stream(IntEnum):
     SURFACE = 10
     """The mean rewards of a synthetic score table."""
     PILOT = 32
-
-
-def drawn(history: History, stream: Stream, chosen: int) -> np.random.Generator:
-    """Return the generator for the choice that follows ``chosen`` others in this ask.
-
-    It depends on how many arms are told, pending or chosen. So one ask for several arms draws the
-    same numbers as several asks for one arm, and a lost ask is repeated with the same draws.
-    """
-    return np.random.default_rng([history.seed, stream, len(history.taken) + chosen])
 
 
 def checked_number(

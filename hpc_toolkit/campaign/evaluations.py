@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,8 +26,6 @@ from hpc_toolkit.system.quantities import HOUR_S, format_duration
 
 Rows = dict[str, dict[str, "Row"]]
 """Finished rows of the tasks stage by arm and task."""
-
-_STEP = re.compile(r"^(.*?)[^0-9A-Za-z]*step([0-9]{1,15})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,8 +42,6 @@ PREPARE, METRICS, TASKS = "prepare", "metrics", "tasks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """The settings of a campaign."""
-
     name: str
     """Name; by default the run is ``runs/<name>``."""
     tasks: tables.Work

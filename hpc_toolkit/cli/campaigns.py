@@ -24,9 +24,10 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.cli.help import LIST, SEARCH, Commands
 from hpc_toolkit.cli.hooks import at_end, exit_code
 from hpc_toolkit.cli.lists import SETTINGS, read_settings
-from hpc_toolkit.cli.statusview import status_lines
 from hpc_toolkit.cli.working import FAIL_ON_FAILED, ON_END, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.report.panel import panel
+from hpc_toolkit.report.terminal import draw
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.trust import check_trust
 from hpc_toolkit.submit.reporting import report_of
@@ -190,20 +191,17 @@ def run_campaign(
 
 def _print_outcome(run: Run, *, as_json: bool) -> None:
     """Write the report, and print the status without the search, and then the summary of it."""
-    report, summary = write_at_end(run), _outcome(run)
+    from hpc_toolkit.campaign.settings import settings_of
+    from hpc_toolkit.campaign.summary import summarize
+
+    report = write_at_end(run)
+    summary = summarize(run.view, settings_of(run.paths, run.manifest))
     if as_json:
         if summary is not None:
             show(summary.to_json(), (), as_json=True)
         return
-    lines = status_lines(replace(run.status(), search=None))
+    lines = draw(panel(replace(run.status(), search=None)))
     show(None, [*lines, *(summary_lines(summary) if summary else ()), *report], as_json=False)
-
-
-def _outcome(run: Run) -> Summary | None:
-    from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.engines.localcampaign import campaign_of
-
-    return summarize(run.view, campaign_of(run))
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -272,11 +270,11 @@ def coordinate(
         hpctk campaign coordinate runs/my-campaign
     """
     from hpc_toolkit.campaign.coordinator import Coordinator
-    from hpc_toolkit.engines.localcampaign import campaign_of
+    from hpc_toolkit.campaign.settings import settings_of
 
     found = open_run(run)
     check_trust(found.root)
-    Coordinator(found.view, campaign_of(found)).run()
+    Coordinator(found.view, settings_of(found.paths, found.manifest)).run()
     if summary:  # not a local campaign, whose parent writes the report
         _print_outcome(found, as_json=False)
 

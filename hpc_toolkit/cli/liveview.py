@@ -18,7 +18,6 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
 from hpc_toolkit.queue.presence import Presence
@@ -97,12 +96,7 @@ class Screen:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
 
     def size(self) -> os.terminal_size:

@@ -108,9 +108,9 @@ def _may_be_measured(paths: RunPaths) -> bool:
 
 def _of_run(run: Run, given: dict[str, Any], hooks: Hooks | None, *, screen: bool) -> bool:
     """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
-    verbose, slurm = bool(given["verbose"]), given["slurm"]
-
     from hpc_toolkit.submit.kept import kept_jobs
+
+    verbose, slurm = bool(given["verbose"]), given["slurm"]
 
     def show(now: Status, records: list[JobRecord]) -> None:
         used = None
@@ -244,7 +244,6 @@ def _follow(
 
 def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
     """Print each run; whether one has failed items, or cannot be read."""
-
     from hpc_toolkit.system.binding import Place
 
     found = []
@@ -294,7 +293,3 @@ def _cells(one: Status) -> tuple[str, ...]:
         best["arm"],
     )
     return tuple(map(printable, cells))
-
-
-def status_lines(now: Status) -> list[str]:
-    return draw(panel(now))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -308,11 +309,8 @@ def _site(header: Header | None) -> Cluster:
     from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
 
     if header is not None and header.cluster != FALLBACK:
-        try:
+        with suppress(ConfigError):  # its file may be gone; what it said is in the script
             return resolve_cluster(header.cluster).cluster
-        except ConfigError:
-            # Its file may be gone; what it said is in the script.
-            return resolve_cluster(None).cluster
     return resolve_cluster(None).cluster
 
 

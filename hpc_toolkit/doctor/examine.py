@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -227,13 +227,8 @@ def examine(
 @contextmanager
 def _pair(area: Path, root: Path, step: Step | None) -> Iterator[sides.Pair]:
     """Connect to the other side: the second task of the step, else a child of this process."""
-    if step is not None:
-        pair = sides.Pair(area, arrival_s=STEP_ARRIVAL_S)
-        yield pair
-        pair.close()
-        return
-    with helper(root, area):
-        pair = sides.Pair(area, arrival_s=ARRIVAL_S)
+    with helper(root, area) if step is None else nullcontext():
+        pair = sides.Pair(area, arrival_s=ARRIVAL_S if step is None else STEP_ARRIVAL_S)
         yield pair
         pair.close()
 

@@ -194,10 +194,6 @@ def _plain(path: str) -> str:
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
-def _is_below(path: str, roots: list[str]) -> bool:
-    return ".." not in path.split("/") and path.startswith(tuple(f"{root}/" for root in roots))
-
-
 def _check_each(spec: ManifestSpec) -> None:
     """Check the values one by one; a field is optional if its default is None."""
     optional = {field.name for field in fields(spec) if field.default is None}
@@ -241,7 +237,8 @@ def _check_together(spec: ManifestSpec) -> None:
         _refuse(message, "--pvc NAME: a claim with the access mode ReadWriteMany")
     if queue and spec.run is None:
         _refuse("kubernetes-queue needs a run", "add --run DIR, a directory on a volume")
-    if spec.directory is not None and not _is_below(spec.directory, roots):
+    path, below = spec.directory, tuple(f"{root}/" for root in roots)
+    if path is not None and (".." in path.split("/") or not path.startswith(below)):
         message = f"--run: {spec.run!r} is not below {' or '.join(roots)}"
         _refuse(message, "a path on a volume, in full or relative to the first one")
     if ddp and not spec.command:
@@ -281,7 +278,7 @@ def render_manifest(spec: ManifestSpec) -> str:
     }
     filters: dict[str, Callable[..., Marked]] = {
         "yaml": _yaml,
-        "literal": _literal,
+        "literal": lambda word: _yaml(word.replace("$", "$$")),
         "entries": _entries,
     }
     return file.sign(fill("kubernetes.yaml.j2", values, **filters))
@@ -296,10 +293,6 @@ def _yaml(text: str) -> Marked:
         return Marked(text)
     # YAML has no pairs of surrogates, and some characters outside ASCII end a line of it.
     return Marked(re.sub("[^ -~]", _escaped, json.dumps(text, ensure_ascii=False)))
-
-
-def _literal(word: str) -> Marked:
-    return _yaml(word.replace("$", "$$"))
 
 
 def _escaped(character: re.Match[str]) -> str:

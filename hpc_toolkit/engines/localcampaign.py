@@ -51,11 +51,6 @@ def make_campaign_run(
     return create_run(root, manifest, {}, sealed=False)
 
 
-def campaign_of(run: Run) -> Campaign:
-    """The campaign's current settings; RunError for a plain list of items."""
-    return settings_of(run.paths, run.manifest)
-
-
 def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "campaign") -> None:
     """Check that ``campaign`` equals an existing run's, or update the settings that may change.
 
@@ -65,7 +60,7 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     stage = run.view.stages[TASKS]
     stage.poll_log()
     decisions = read_decisions(stage.log.segments.values())
-    known = as_decided(campaign_of(run), decisions)
+    known = as_decided(settings_of(run.paths, run.manifest), decisions)
     campaign = campaign.with_pending(known.search)
     changed = changed_keys(known.to_json(), campaign.to_json())
     if decisions:

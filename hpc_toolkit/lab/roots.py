@@ -272,7 +272,9 @@ def interpreter_paths(root: Path) -> list[Path]:
     """
     library = sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix})
     extensions = Path(library, "lib-dynload").glob("*.so")
-    libraries = _shared_libraries([Path(sys.executable), *extensions])
+    ldd = ["ldd", sys.executable, *map(str, extensions)]
+    done = subprocess.run(ldd, capture_output=True, text=True, check=False)
+    libraries = {Path(os.path.normpath(one)) for one in re.findall(r"=> (/.*) \(0x", done.stdout)}
     # The first is the directory of the program, which may be /usr/bin.
     modules = sys.path if sys.flags.safe_path or OF_USER else sys.path[1:]
     return [
@@ -290,12 +292,6 @@ def _linked_names(path: Path) -> Iterator[Path]:
     while path.is_symlink():
         path = Path(os.path.normpath(path.parent / path.readlink()))
         yield path
-
-
-def _shared_libraries(programs: list[Path]) -> set[Path]:
-    """The shared libraries that programs and extension modules load here."""
-    done = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False)
-    return {Path(os.path.normpath(one)) for one in re.findall(r"=> (/.*) \(0x", done.stdout)}
 
 
 def _outermost(paths: list[Path]) -> list[Path]:

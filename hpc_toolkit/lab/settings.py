@@ -72,7 +72,6 @@ class LabSettings:
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """n1, n2 ..., in order."""
         return tuple(f"n{number}" for number in range(1, self.nodes + 1))
 
     @property

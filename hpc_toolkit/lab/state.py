@@ -322,8 +322,6 @@ def _kill(member: Member, token: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LabStatus:
-    """The status of a lab."""
-
     state: str
     """``up``; ``broken``: processes are left, but daemons are gone or the start did not complete;
     ``down``: no process is left."""

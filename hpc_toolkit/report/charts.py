@@ -109,8 +109,6 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatMap:
-    """The tiles of one map."""
-
     columns: Sequence[str]
     rows: Sequence[str]
     tiles: Mapping[tuple[int, int], Tile]
@@ -179,7 +177,6 @@ class _Place:
 
 
 def _scale(drawn: HeatMap, at: _Place) -> Iterator[str]:
-    """The scale of the colours."""
     low, high = (figures.number_label(float(f"{end:.3g}")) for end in drawn.scale)
     y, step = at.top - 14, 3.0
     yield figures.text(10, y, low, colour=figures.DIM, size=11)

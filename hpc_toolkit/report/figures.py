@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
@@ -19,8 +19,9 @@ from hpc_toolkit.system.quantities import DAY_S, HOUR_S, MINUTE_S
 from hpc_toolkit.system.terminal import printable
 
 Point = tuple[float, float]
-Ticks = Iterable[tuple[float, str]]
-
+Tick = tuple[float, str]
+"""A value and its label."""
+Ticks = Iterable[Tick]
 
 COLOURS = ("c0", "c1", "c2", "c3", "c4", "c5", "c6")
 """Colours of the series in their order: those of Okabe and Ito, which colour-blind readers can tell
@@ -93,8 +94,8 @@ class Panel:
 
     def line(self, points: Iterable[Point], colour: str, style: str = "") -> str:
         """Join points given in the units of the axes."""
-        path = _path([self.at(x, y) for x, y in points])
-        return f'<path class="{colour}" d="{path}" fill="none" {_STROKE} {style or _SOLID}/>'
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (self.at(*point) for point in points))
+        return f'<path class="{colour}" d="M{path}" fill="none" {_STROKE} {style or _SOLID}/>'
 
 
 _STROKE = 'stroke="currentColor"'
@@ -190,13 +191,6 @@ def figure(
     return "\n".join(lines) + "\n"
 
 
-def _path(points: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-
-
-Tick = tuple[float, str]
-"""A value and its label."""
-
 _UNITS = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _STEPS_S = (
     *(1, 2, 5, 10, 15, 30, MINUTE_S, 2 * MINUTE_S, 5 * MINUTE_S, 10 * MINUTE_S, 15 * MINUTE_S),
@@ -207,8 +201,6 @@ _STEPS_S = (
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The range of one axis."""
-
     low: float
     high: float
 

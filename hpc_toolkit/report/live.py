@@ -69,20 +69,14 @@ class Choices:
 def screen_lines(live: Live, chosen: Choices, look: Look, rows: int) -> list[str]:
     """The lines of a screen of ``rows`` rows; corrects an offset beyond the end."""
     room = max(1, rows - 1)
-    lines = _body(live, look, chosen, None if chosen.expanded or chosen.offset else room)
-    shown = _window(lines[:1], lines[1:], chosen, room, look)
-    return [*shown, *[""] * (room - len(shown)), _footer(chosen, look)][:rows]
-
-
-def _window(head: list[str], body: list[str], chosen: Choices, room: int, look: Look) -> list[str]:
-    """The part of ``body`` that is scrolled to, below ``head``."""
-    space = max(1, room - len(head))
+    head, *body = _body(live, look, chosen, None if chosen.expanded or chosen.offset else room)
+    space = max(1, room - 1)
     chosen.offset = max(0, min(chosen.offset, len(body) - space))
     shown = body[chosen.offset : chosen.offset + space]
-    hidden = len(body) - chosen.offset - len(shown)
-    if hidden:
+    if hidden := len(body) - chosen.offset - len(shown):
         shown = [*shown[:-1], draw_line(f"  ... {counted(hidden + 1, 'more line')} (j)", DIM, look)]
-    return [*head, *shown][:room]
+    shown = [head, *shown][:room]
+    return [*shown, *[""] * (room - len(shown)), _footer(chosen, look)][:rows]
 
 
 def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str]:

@@ -84,7 +84,8 @@ def gantt(said: str, timeline: Timeline) -> figures.Figure:
     lanes = timeline.drawn
     row = next((high for most, high in _ROWS if len(lanes) <= most), 6)
     span_s = timeline.end - timeline.begin
-    left = _left_of(timeline)
+    # The lanes begin right of the names of their hosts.
+    left = min(max(70.0, *(figures.text_width(lane.host) + 18 for lane in lanes), 0.0), 170.0)
     marks, hidden = _marks(lanes)
     top = 92 if marks else 66
     panel = figures.Panel(
@@ -111,12 +112,6 @@ def gantt(said: str, timeline: Timeline) -> figures.Figure:
     return figures.Figure(
         title, figures.figure(title, figures.PAGE, height, parts, alternative=said)
     )
-
-
-def _left_of(timeline: Timeline) -> float:
-    """Where the lanes begin: right of the names of their hosts."""
-    widths = (figures.text_width(lane.host) + 18 for lane in timeline.drawn)
-    return min(max(70.0, *widths, 0.0), 170.0)
 
 
 def _keys(lanes: Sequence[Lane]) -> Iterator[str]:

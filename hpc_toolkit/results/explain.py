@@ -37,8 +37,6 @@ _NUMBER = re.compile(
 
 
 class FoundItem(Record):
-    """An item and its location."""
-
     stage: StageView
     unit: Unit
     position: int

@@ -140,8 +140,6 @@ class _Course:
 
 
 class _Unit(NamedTuple):
-    """A unit of a stage."""
-
     stage: StageView
     state: UnitState
     name: str

@@ -196,8 +196,6 @@ _MOST_BYTES = 1 << 26
 
 @dataclass(slots=True)
 class Durations:
-    """The durations of some attempts."""
-
     count: int = 0
     total_s: float = 0.0
     least_s: float = math.inf
@@ -232,8 +230,6 @@ def group_name(group: Any) -> str:
 
 
 class Range:
-    """The values of one result."""
-
     def __init__(self) -> None:
         self.count, self.least, self.most = 0, math.inf, -math.inf
         self.some = array("d")

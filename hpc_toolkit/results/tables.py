@@ -151,11 +151,6 @@ def columns_of(rows: Iterable[Row], *forms: Any) -> dict[str, list[Any]]:
         return _columns(*_cells(rows, rows, *forms))
 
 
-def _typed_columns(rows: Iterable[Row], values: Values | None) -> dict[str, list[Any]]:
-    """Like :func:`columns_of`, with lists, and with numbers, arrays and dates of their types."""
-    return columns_of(rows, value_columns if values is None else values.columns, lambda row: row)
-
-
 def _columns(names: list[str], cells: Iterator[list[Any]]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for some in batches(cells):
@@ -280,9 +275,10 @@ def _parquet(rows: Iterable[Row], values: Values | None) -> Iterator[bytes]:
         raise ConfigError(message, hint=how_to_add(extra="parquet")) from error
 
     buffer = io.BytesIO()
-    table = pa.table(
-        {_utf8(name): _arrow(name, some) for name, some in _typed_columns(rows, values).items()}
-    )
+    # With lists, and with numbers, arrays and dates of their types.
+    read = value_columns if values is None else values.columns
+    columns = columns_of(rows, read, lambda row: row)
+    table = pa.table({_utf8(name): _arrow(name, some) for name, some in columns.items()})
     pq.write_table(table, buffer)
     yield buffer.getvalue()
 

@@ -113,7 +113,6 @@ def _kept(given: Any, what: str, code: str = "") -> Any:
 
 
 def _run_of(root: Path, stage: StageSpec, items: list[Item]) -> Run:
-
     lines = check_items(items, group_by=None)
     if not root.exists():
         manifest = new_manifest(root, stage)

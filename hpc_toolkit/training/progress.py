@@ -52,8 +52,6 @@ class SavedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The state of a training."""
-
     directory: str
     jobs: list[JobRecord]
     rank_restarts: int
@@ -90,8 +88,6 @@ def is_training(root: Path) -> bool:
 
 
 class Training:
-    """The directory of a training."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self.paths = RunPaths(root)

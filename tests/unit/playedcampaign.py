@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.decisions import read_decisions
-from hpc_toolkit.campaign.settings import parse_campaign
+from hpc_toolkit.campaign.settings import parse_campaign, settings_of
 from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.valuefiles import Encoded
@@ -33,6 +33,10 @@ SECONDS = {"a": 1.0, "b": 2.0, "c": 30.0}
 
 Value = dict[str, Any] | float | None
 """What an item gives; None: it fails."""
+
+
+def campaign_of(run: Run) -> Campaign:
+    return settings_of(run.paths, run.manifest)
 
 
 def toy(search: dict[str, Any], **more: Any) -> Campaign:

@@ -16,14 +16,14 @@ from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.search import make_arms, policy_of
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
 from hpc_toolkit.campaign.summary import search_so_far, summarize
-from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run
+from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.loading import load_workload
 from tests.unit.jobcommands import call
-from tests.unit.playedcampaign import NOOP, Played
+from tests.unit.playedcampaign import NOOP, Played, campaign_of
 
 GRID = "grid = { lr = [0.001, 0.01, 0.1], depth = [2, 4, 6, 8], model = ['a', 'b'] }"
 

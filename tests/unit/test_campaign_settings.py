@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.engines.localcampaign import campaign_of, make_campaign_run, resume_campaign
+from hpc_toolkit.engines.localcampaign import make_campaign_run, resume_campaign
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
-from tests.unit.playedcampaign import NOOP, Played, toy
+from tests.unit.playedcampaign import NOOP, Played, campaign_of, toy
 
 BUDGET = {"budget": 6, "pending": 2}
 

@@ -20,12 +20,11 @@ from optuna.trial import TrialState
 from hpc_toolkit import study
 from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.summary import summarize
-from hpc_toolkit.engines.localcampaign import campaign_of
 from hpc_toolkit.errors import ConfigError, PermanentError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import JournalWriter, seal_line
 from hpc_toolkit.study.trials import TrialFiles, Trials, TrialStorage
-from tests.unit.playedcampaign import NOOP, Played, toy
+from tests.unit.playedcampaign import NOOP, Played, campaign_of, toy
 from tests.unit.test_architecture import loaded
 from tests.unit.test_campaign_arms import campaign
 

@@ -136,7 +136,12 @@ class HarnessTasks:
         value of its own.
         """
         for item in items:
-            _require_last_layer(item, context.model.config.num_hidden_layers)
+            last = context.model.config.num_hidden_layers
+            # Of a layer below the last, the score would be that of the complete model.
+            if item.get("layer", last) != last:
+                msg = f"layer {item['layer']!r}: the harness evaluates complete models"
+                hint = f"leave the layer out, or choose the last one, {last}"
+                raise PermanentError(msg, hint=hint)
             _seed()
             task = item.get(fetching.TASK)
             shots = item.get("num_fewshot", self._num_fewshot)
@@ -157,13 +162,6 @@ class HarnessTasks:
             value.setdefault(name, number if math.isfinite(number) else None)
             value.setdefault(f"{name}_stderr", error)
         return value
-
-
-def _require_last_layer(item: Mapping[str, Any], last: int) -> None:
-    """Reject an item of a layer below the last, whose score would be that of the complete model."""
-    if item.get("layer", last) != last:
-        msg = f"layer {item['layer']!r}: the harness evaluates complete models"
-        raise PermanentError(msg, hint=f"leave the layer out, or choose the last one, {last}")
 
 
 def _seed() -> None:

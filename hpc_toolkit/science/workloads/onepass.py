@@ -323,7 +323,9 @@ def forward(
         batch = Batch(rows, lengths.to(loaded.device))
 
         def hand_on(layer: int, states: Tensor, batch: Batch = batch) -> None:
-            _require_finite(loaded, layer, states)
+            if not bool(states.isfinite().all()):
+                msg = f"{loaded.name}: hidden states of layer {layer} hold NaN or infinite values"
+                raise PermanentError(msg, hint="the weights are damaged, or training diverged")
             consume(layer, states, batch)
 
         with torch.inference_mode():
@@ -381,9 +383,3 @@ def _require_vocabulary(loaded: LoadedModel, ids: Sequence[list[int]]) -> None:
     if largest >= size:
         msg = f"{loaded.name}: the tokenizer gives id {largest}, but the model knows {size} tokens"
         raise PermanentError(msg, hint="the tokenizer does not belong to this model")
-
-
-def _require_finite(loaded: LoadedModel, layer: int, states: Tensor) -> None:
-    if not bool(states.isfinite().all()):
-        msg = f"{loaded.name}: hidden states of layer {layer} hold NaN or infinite values"
-        raise PermanentError(msg, hint="the weights are damaged, or training diverged")

@@ -143,8 +143,6 @@ def _fit(model: Any, features: np.ndarray, targets: np.ndarray | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TextTask:
-    """One evaluation task."""
-
     kind: str
     """A name in `SCORERS`."""
     text_sets: tuple[str, ...]

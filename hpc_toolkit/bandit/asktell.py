@@ -46,8 +46,7 @@ def merged(known: Observation, more: Observation) -> Observation:
     for task in {*known.scores, *known.failed} & {*more.scores, *more.failed}:
         if known.numbers_of(task) != more.numbers_of(task):
             message = f"arm {more.arm!r} has another result of task {task!r} already"
-            hint = "report each task of an arm once"
-            raise ConfigError(message, hint=hint)
+            raise ConfigError(message, hint="report each task of an arm once")
     return Observation(
         arm=known.arm,
         scores={**known.scores, **more.scores},

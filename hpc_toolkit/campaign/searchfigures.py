@@ -39,10 +39,10 @@ def expected_best(rewards: Sequence[float], counts: Sequence[int]) -> list[float
     return found
 
 
-def some_counts(most: int, points: int = 120) -> list[int]:
-    """At most about ``points`` whole numbers from 1 to ``most``, close together at the begin."""
-    spread = (round(most ** (number / points)) for number in range(points + 1))
-    even = (1 + round((most - 1) * number / points) for number in range(points + 1))
+def some_counts(most: int) -> list[int]:
+    """At most about 240 whole numbers from 1 to ``most``, close together at the begin."""
+    spread = (round(most ** (number / 120)) for number in range(121))
+    even = (1 + round((most - 1) * number / 120) for number in range(121))
     return sorted({*spread, *even}) if most >= 1 else []
 
 
@@ -80,7 +80,7 @@ def best_so_far(
     since = next(step for step in steps if step.reward == last.reward)
     said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.reward:.4f};"
     said += f" it was found after {since.evaluations:,}."
-    return plots("Best reward so far", said, drawn, beside=2)
+    return plots("Best reward so far", said, drawn)
 
 
 def _lines(

@@ -94,8 +94,7 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
         arguments.check_out(path, (".json",))
     for needed, name in (("items", "groups"), ("item_time", "load_time")):
         if given[needed] is None and arguments.was_given(name):
-            message = f"{spelled(name)} needs {spelled(needed)}"
-            raise ConfigError(message, hint="leave it out")
+            raise ConfigError(f"{spelled(name)} needs {spelled(needed)}", hint="leave it out")
     counts = sorted(parse_counts(given["nodes"], "--nodes", most=100_000))
     guess = None
     if given["item_time"] is not None:
@@ -208,7 +207,7 @@ def doctor(
         srun -N2 --ntasks-per-node=1 hpctk doctor /scratch/me/runs
         hpctk doctor runs/eval --repair
     """
-    from hpc_toolkit.doctor.examine import Step, examine, join_step
+    from hpc_toolkit.doctor import Step, examine, join_step
     from hpc_toolkit.doctor.sides import Verdict
 
     root = _directory(directory)

@@ -16,7 +16,7 @@ from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
-    from hpc_toolkit.lab.lab import Lab
+    from hpc_toolkit.lab import Lab
     from hpc_toolkit.lab.state import LabStatus
 
 NameOption = Annotated[str, value("NAME", "Name of the lab.")]
@@ -49,7 +49,7 @@ def register(app: Commands) -> None:
 
 
 def _lab(name: str, directory: Path | None) -> Lab:
-    from hpc_toolkit.lab.lab import Lab
+    from hpc_toolkit.lab import Lab
     from hpc_toolkit.lab.settings import lab_paths
 
     return Lab(lab_paths(name, directory))

@@ -204,8 +204,7 @@ def _grid(value: object, where: str) -> dict[str, list[Any]]:
         elif isinstance(given, list) and given and all(isinstance(one, _SCALARS) for one in given):
             found[name] = given
         else:
-            axis = f"{where}.{name}"
-            raise t.wrong(axis, given, "a list of values, or text such as '0:9'")
+            raise t.wrong(f"{where}.{name}", given, "a list of values, or text such as '0:9'")
     return found
 
 

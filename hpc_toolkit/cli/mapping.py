@@ -149,8 +149,7 @@ class _NewCommand(HelpCommand):
             return super().parse_args(ctx, args)
         except click.MissingParameter as missing:
             rows = [f"\n  hpctk new NAME --example {one:8}  {EXAMPLES[one]}" for one in EXAMPLES]
-            examples = f"Examples:{''.join(rows)}"
-            raise click.MissingParameter(examples, ctx, missing.param) from None
+            raise click.MissingParameter(f"Examples:{''.join(rows)}", ctx, missing.param) from None
 
 
 def new(

@@ -137,8 +137,7 @@ def _refuse(template: str | None, given: dict[str, Any]) -> None:
             continue
         for name in names:
             if given.get(name) and (name != "jobs" or given["jobs"] > 1):
-                message = f"{option(own)} and {option(name)} exclude each other"
-                raise ConfigError(message, hint=hint)
+                raise ConfigError(f"{option(own)} and {option(name)} exclude each other", hint=hint)
         if (template or DEFAULT_TEMPLATE) != DEFAULT_TEMPLATE:
             message = f"{option(own)}: {template} has no list of items"
             raise ConfigError(message, hint=f"it works with the template {DEFAULT_TEMPLATE}")

@@ -229,8 +229,7 @@ def run(
     missing = _unmeasured(directory, program, sizes, given["repeats"], records)
     if records and not given["resume"]:
         message = f"{directory} already contains measurements"
-        hint = "--resume measures what is missing; or name another DIR"
-        raise ConfigError(message, hint=hint)
+        raise ConfigError(message, hint="--resume measures what is missing; or name another DIR")
     if given["dry_run"]:
         for size, repeat in missing:
             print(f"world size {size}, repeat {repeat}: {shlex.join(program)}")
@@ -290,11 +289,11 @@ def analyze(
 
 def _show(sources: Sequence[Path], table: dict[str, Any]) -> None:
     """Print the table of the sources; exit with 1 if an efficiency is below the wanted one."""
-    from hpc_toolkit.training.scaling import analysis
+    from hpc_toolkit.training import scaling
 
     wanted = {name: value for name, value in table.items() if name != "json"}
-    found = analysis.analyze(sources, **wanted)
-    text = analysis.as_json(found) if table["json"] else analysis.as_markdown(found)
+    found = scaling.analyze(sources, **wanted)
+    text = scaling.as_json(found) if table["json"] else scaling.as_markdown(found)
     sys.stdout.write(text if table["json"] else printable_lines(text))
     sys.stdout.flush()
     if table["min_efficiency"] is not None and any(one.below for one in found):

@@ -135,8 +135,7 @@ class Starting:
             self.process.wait()
             code = -1
         if code != 0:
-            what = f"{self.name} did not start"
-            raise failure(what, self.log, self.output)
+            raise failure(f"{self.name} did not start", self.log, self.output)
 
 
 def wait_for_all(starting: list[Starting]) -> None:
@@ -203,8 +202,7 @@ def wait_for_daemon(host: Host, name: str, ready: Callable[[], bool]) -> None:
         alive = any(one.name == name for one in members(host.paths.token, host.node))
         missed = 0 if alive else missed + 1
         if missed == LOOKS or time.monotonic() > deadline:
-            what = f"{name} {'does not answer' if alive else 'ended'}"
-            raise failure(what, host.paths.log(name))
+            raise failure(f"{name} {'does not answer' if alive else 'ended'}", host.paths.log(name))
         time.sleep(_PAUSE_S)
 
 

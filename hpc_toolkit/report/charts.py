@@ -38,29 +38,26 @@ class Plot:
     series: Sequence[Series]
 
 
-def plots(title: str, said: str, drawn: Sequence[Plot], *, beside: int = 1) -> figures.Figure:
-    """Draw plots with one legend, ``beside`` of them in a row; ``said`` describes them in words."""
-    width = (figures.PAGE - _LEFT * beside - _RIGHT) / beside
+def plots(title: str, said: str, drawn: Sequence[Plot]) -> figures.Figure:
+    """Draw plots beside each other with one legend; ``said`` describes them in words."""
+    width = (figures.PAGE - _RIGHT) / len(drawn) - _LEFT
     lines = [line for plot in drawn for line in plot.series if line.name and line.points]
     names = dict.fromkeys((line.colour, line.name, line.style) for line in lines)
     parts, high = figures.legend(names, _TOP, figures.PAGE - 20)
-    top, bottom = _TOP + high + 20, 0.0
+    top = _TOP + high + 20
     for number, plot in enumerate(drawn):
         panel = figures.Panel(
             x=plot.across,
             y=plot.up,
-            left=_LEFT + number % beside * (width + _LEFT),
-            top=top + number // beside * (_HEIGHT + _GAP),
+            left=_LEFT + number * (width + _LEFT),
+            top=top,
             width=width,
             height=_HEIGHT,
         )
-        bottom = panel.top + _HEIGHT + _GAP
         parts += panel.frame(plot.columns, plot.rows, plot.x, plot.y)
         for line in plot.series:
             parts += [panel.line(line.points, line.colour, line.style)] if line.points else []
-    return figures.Figure(
-        title, figures.figure(title, figures.PAGE, bottom, parts, alternative=said)
-    )
+    return figures.on_page(title, said, top + _HEIGHT + _GAP, parts)
 
 
 def padded(low: float, high: float) -> figures.Axis:
@@ -135,9 +132,7 @@ def heatmap(title: str, said: str, drawn: HeatMap) -> figures.Figure:
     """Draw a map with a legend of outlines and marks; ``said`` describes it in words."""
     at = _Place(drawn)
     parts = [*_legend(drawn), *_scale(drawn, at), *_tiles(drawn, at), *_axes(drawn, at)]
-    return figures.Figure(
-        title, figures.figure(title, figures.PAGE, at.bottom + 60, parts, alternative=said)
-    )
+    return figures.on_page(title, said, at.bottom + 60, parts)
 
 
 def _legend(drawn: HeatMap) -> Iterator[str]:

@@ -110,6 +110,11 @@ class Figure(NamedTuple):
     caption: str = ""
 
 
+def on_page(title: str, said: str, height: float, parts: Iterable[str]) -> Figure:
+    """A picture as wide as a page; ``said`` describes it in words."""
+    return Figure(title, figure(title, PAGE, height, parts, alternative=said))
+
+
 def legend(
     names: Iterable[tuple[str, str, str]], top: float, width: float
 ) -> tuple[list[str], float]:

@@ -107,11 +107,7 @@ def gantt(said: str, timeline: Timeline) -> figures.Figure:
         parts.append(
             figures.text(left, 84, f"not drawn: {counted(hidden, 'more mark')}", colour=figures.DIM)
         )
-    height = panel.top + panel.height + 52
-    title = "Workers by host"
-    return figures.Figure(
-        title, figures.figure(title, figures.PAGE, height, parts, alternative=said)
-    )
+    return figures.on_page("Workers by host", said, panel.top + panel.height + 52, parts)
 
 
 def _keys(lanes: Sequence[Lane]) -> Iterator[str]:

@@ -102,8 +102,7 @@ class TrialFiles(BaseJournalBackend):  # type: ignore[misc]
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Write operations of the trial that runs. Raises OSError: they are not in the file."""
         if self._settled is not None:
-            message = "this study is read only: a run's trials are made by its workers"
-            raise RuntimeError(message)
+            raise RuntimeError("this study is read only: a run's trials are made by its workers")
         for log in logs:
             if log["op_code"] == _STATE and log["state"] == TrialState.FAIL:
                 continue  # the queue decides whether the trial gets another attempt

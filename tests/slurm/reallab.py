@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.lab import Lab
 from hpc_toolkit.lab.commands import (
     environment,
     install_command,
     missing_programs,
 )
-from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.settings import LabSettings, lab_paths
 from hpc_toolkit.lab.state import kill_members, members
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS, parse_squeue

@@ -24,7 +24,7 @@ from tests.slurm.reallab import LOOK_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hpc_toolkit.lab.lab import Lab
+    from hpc_toolkit.lab import Lab
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.lab import Lab
 from hpc_toolkit.lab import settings as lab_settings
 from hpc_toolkit.lab.commands import environment, missing_programs
-from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.settings import LabSettings, lab_paths
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.clusters.fitting import kinds_of
@@ -153,8 +153,8 @@ def several(
         pytest.skip(f"not installed: {', '.join(missing)}")
     root = tmp_path_factory.mktemp("several")
     lab = Lab(lab_paths("several", root / "lab"))
-    monkeypatch.setattr("hpc_toolkit.lab.lab.slurm_conf", several_conf)
-    monkeypatch.setattr("hpc_toolkit.lab.lab.gres_conf", several_gres)
+    monkeypatch.setattr("hpc_toolkit.lab.slurm_conf", several_conf)
+    monkeypatch.setattr("hpc_toolkit.lab.gres_conf", several_gres)
     lab.up(LabSettings(nodes=4, accounting=True))
     site = Site(lab, root)
     try:

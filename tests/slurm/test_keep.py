@@ -398,7 +398,7 @@ def limited(lab_directory: Path, tmp_path: Path) -> Iterator[Desk]:
         return f"{slurm_conf(*given, **more)}AccountingStorageEnforce=associations,limits\n"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hpc_toolkit.lab.lab.slurm_conf", enforcing)
+        patch.setattr("hpc_toolkit.lab.slurm_conf", enforcing)
         started.up()
     try:
         for words in (

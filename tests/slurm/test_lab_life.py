@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.lab import Lab
 from hpc_toolkit.lab.commands import program
-from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.lab.state import members
 from tests.integration.realrun import wait_until
@@ -477,7 +477,7 @@ def test_a_lab_that_could_be_reached_from_elsewhere_does_not_stay_up(
         text = whole(*args, **kwargs)  # type: ignore[arg-type] # passed on as they come
         return re.sub("CommunicationParameters=.*\n", "", text)
 
-    monkeypatch.setattr("hpc_toolkit.lab.lab.slurm_conf", open_to_all)
+    monkeypatch.setattr("hpc_toolkit.lab.slurm_conf", open_to_all)
 
     with pytest.raises(HpcToolkitError, match="could be reached from other machines"):
         small.up()

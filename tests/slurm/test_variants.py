@@ -218,7 +218,7 @@ def site(
         (paths.etc / "job_submit.lua").write_text(plugin)
         return edited(plain(settings, paths, **facts), variant.settings)
 
-    monkeypatch.setattr("hpc_toolkit.lab.lab.slurm_conf", slurm_conf)
+    monkeypatch.setattr("hpc_toolkit.lab.slurm_conf", slurm_conf)
     lab = LabUnderTest(lab_directory / "variant", LabSettings(nodes=2, gpus_per_node=0))
     try:
         lab.up()

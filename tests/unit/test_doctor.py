@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.doctor import examine, filesystem, locks, sides
+from hpc_toolkit import doctor
+from hpc_toolkit.doctor import filesystem, locks, sides
 from hpc_toolkit.doctor.sides import Finding, Report, Verdict
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.mounts import Mount
@@ -32,7 +33,7 @@ SETTLED = [
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough of everything to be right, not to be measured."""
     monkeypatch.setattr(filesystem, "_MOST_SYNCS", 3)
-    monkeypatch.setattr(examine, "ARRIVAL_S", 10.0)
+    monkeypatch.setattr(doctor, "ARRIVAL_S", 10.0)
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def looked_at(directory: Path, **words: Any) -> Report:
-    return examine.examine(directory, ManualClock(), **words)
+    return doctor.examine(directory, ManualClock(), **words)
 
 
 def found(report: Report) -> dict[str, Finding]:
@@ -117,7 +118,7 @@ def test_a_lock_request_that_hangs_is_given_up_and_unsafe(
 @pytest.fixture
 def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     mount = Mount("/scratch", "nfs", "nas:/scratch", ("rw", "vers=3"))
-    monkeypatch.setattr(examine, "mount_of", lambda _path: mount)
+    monkeypatch.setattr(doctor, "mount_of", lambda _path: mount)
     monkeypatch.setattr(sides, "mount_of", lambda _path: mount)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.lab.lab import Lab
+from hpc_toolkit.lab import Lab
 from hpc_toolkit.lab.settings import MAX_SOCKET_BYTES, LabPaths, LabSettings, lab_token
 from hpc_toolkit.lab.state import Member, make_directory, members
 

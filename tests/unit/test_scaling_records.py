@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling.analysis import Comparison, as_markdown, compare
+from hpc_toolkit.training.scaling import Comparison, as_markdown, compare
 from hpc_toolkit.training.scaling.recorder import records_in
 
 

@@ -133,8 +133,7 @@ class Needs:
         if self.total + LEFT_FREE > self.free:
             needed, free = format_size(self.total), format_size(self.free)
             message = f"{self.cache}: {free} are free, and the checkpoints need {needed}"
-            hint = "set HF_HOME to a directory on a larger filesystem"
-            raise ConfigError(message, hint=hint)
+            raise ConfigError(message, hint="set HF_HOME to a directory on a larger filesystem")
 
 
 def on_hub(items: Iterable[dict[str, Any]], *, needed: bool = True) -> list[str]:

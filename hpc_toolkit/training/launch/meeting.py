@@ -215,8 +215,7 @@ def wait_for_listener(address: Address, *, timeout_s: float) -> None:
         else:
             return
     message = f"node 0 does not listen at {address} after {format_duration(timeout_s)}: {why}"
-    hint = "check host, port and firewall"
-    raise RunError(message, hint=hint)
+    raise RunError(message, hint="check host, port and firewall")
 
 
 if __name__ == "__main__":

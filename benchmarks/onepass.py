@@ -273,7 +273,8 @@ def of_scope(scope: str) -> list[str]:
 
 def embedded_in_one_pass(directory: Path, ids: list[list[int]]) -> tuple[int, Values]:
     loaded = load_checkpoint(directory.parent, directory.name)
-    return 1, pooled(loaded, ids, size=BatchSize(16), final_norm="paper")
+    layers = pooled(loaded, ids, size=BatchSize(16), final_norm="paper")
+    return 1, [rows.numpy() for rows in layers]
 
 
 def embedded_layer_by_layer(

@@ -309,11 +309,7 @@ def check_writing(area: Path) -> Finding:
     journal.close()
     files.sync_directory(area)
     typical, worst = statistics.median(seconds), max(seconds)
-    found = f"no error; {format_ms(typical)} for a line on disk, at worst {format_ms(worst)}"
+    found = f"no error; {1000 * typical:.3g} ms for a line on disk, at worst {1000 * worst:.3g} ms"
     means = f"a worker spends {format_duration(typical)} per half second of results on it"
     fix = "let an item be more work"
     return judged("fsync", found, Verdict.SLOWER, means, fix, bad=typical > _SLOW_SYNC_S)
-
-
-def format_ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms"

@@ -60,11 +60,6 @@ class Batch:
     round: int = 0
     """The round of a search in which it will come, from 1; 0: the search has requested it."""
 
-    @property
-    def is_running(self) -> bool:
-        """Whether its holder is known to have spent time on its first item."""
-        return bool(self.holder) and not self.loading and self.age_s > 0
-
 
 @dataclass(slots=True, kw_only=True)
 class StageWork:
@@ -196,7 +191,8 @@ class LearnedDurations:
         self._stage, seen = stage, len(stage.seen)
         self._z = np.log(np.maximum([one.seconds for one in stage.seen], _LEAST_S))
         self._divisions = _divisions(stage)
-        running = [one for one in stage.batches if one.is_running]
+        # Those whose holders are known to have spent time on the first item.
+        running = [one for one in stage.batches if one.holder and not one.loading and one.age_s > 0]
         self._running = np.array([seen + one.first for one in running], dtype=np.int64)
         self._ages = np.log([max(one.age_s, _LEAST_S) for one in running])
         self._starts = [batch.first for batch in stage.batches]

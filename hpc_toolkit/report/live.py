@@ -76,7 +76,9 @@ def screen_lines(live: Live, chosen: Choices, look: Look, rows: int) -> list[str
     if hidden := len(body) - chosen.offset - len(shown):
         shown = [*shown[:-1], draw_line(f"  ... {counted(hidden + 1, 'more line')} (j)", DIM, look)]
     shown = [head, *shown][:room]
-    return [*shown, *[""] * (room - len(shown)), _footer(chosen, look)][:rows]
+    keys = next((one for one in _KEYS if len(one) <= look.columns), "q quit")
+    last = draw_line(chosen.message or keys, BAD if chosen.message else DIM, look)
+    return [*shown, *[""] * (room - len(shown)), last][:rows]
 
 
 def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str]:
@@ -153,12 +155,6 @@ def _worker_row(one: WorkerLine, look: Look, place: dict[str, Any] | None) -> Ro
 def _cut(text: str, look: Look) -> str:
     """The text in one line of these columns."""
     return cut(look.plain(text), look.columns)
-
-
-def _footer(chosen: Choices, look: Look) -> str:
-    if chosen.message:
-        return draw_line(chosen.message, BAD, look)
-    return draw_line(next((one for one in _KEYS if len(one) <= look.columns), "q quit"), DIM, look)
 
 
 _STYLES = {

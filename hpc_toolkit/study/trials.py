@@ -350,13 +350,10 @@ def reseed(sampler: BaseSampler, seed: int) -> None:
 def row_of(trial: FrozenTrial) -> dict[str, Any]:
     """The value of a finished trial's item."""
     values = trial.values or []
-    named = {"value": values[0]} if len(values) == 1 else enumerated(values)
+    named = {f"values.{at}": value for at, value in enumerate(values)}
+    named = {"value": values[0]} if len(values) == 1 else named
     params = {f"params.{name}": value for name, value in trial.params.items()}
     return {"state": trial.state.name, **named, **params}
-
-
-def enumerated(values: Sequence[float]) -> dict[str, float]:
-    return {f"values.{at}": value for at, value in enumerate(values)}
 
 
 def outcome(value: Mapping[str, Any]) -> tuple[str, list[float] | None]:

@@ -39,18 +39,21 @@ def pooled(
     *,
     size: onepass.BatchSize,
     final_norm: onepass.FinalNorm = "raw",
-) -> list[np.ndarray]:
-    """Return the mean over each text's tokens by layer, float32 ``(len(ids), d)``, from one pass.
+    mean: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> list[Tensor]:
+    """Return the mean over each text's tokens by layer, ``(len(ids), d)``, from one pass.
 
-    Texts with the same tokens have the same row, to the last bit.
+    Texts with the same tokens have the same row, to the last bit. The rows are on the CPU.
+    ``mean`` takes the states and lengths of a batch; by default it is :func:`mean_pool`.
     """
     different, at = onepass.distinct(ids)
-    layers: list[np.ndarray] = []
+    layers: list[Tensor] = []
 
     def pool(layer: int, states: Tensor, batch: onepass.Batch) -> None:
+        rows = (mean or mean_pool)(states, batch.lengths).cpu()
         if layer == len(layers):
-            layers.append(np.zeros((len(different), states.shape[-1]), np.float32))
-        layers[layer][batch.rows] = mean_pool(states, batch.lengths).cpu().numpy()
+            layers.append(rows.new_zeros(len(different), rows.shape[-1]))
+        layers[layer][batch.rows] = rows
 
     onepass.forward(loaded, different, pool, size=size, final_norm=final_norm)
     return [rows[at] for rows in layers] if len(different) < len(ids) else layers
@@ -118,7 +121,8 @@ class SharedEmbeddings:
         """Return the embeddings of all layers from one forward pass."""
         ids = onepass.tokenize(self.loaded, texts, self._max_tokens)
         self.forwards += 1
-        return pooled(self.loaded, ids, size=self.size, final_norm=self._final_norm)
+        layers = pooled(self.loaded, ids, size=self.size, final_norm=self._final_norm)
+        return [rows.numpy() for rows in layers]
 
     def _parts(self, texts: Sequence[str]) -> Iterator[Sequence[str]]:
         width = int(self.loaded.model.config.hidden_size)

@@ -22,6 +22,7 @@ from hpc_toolkit.science.metrics import METRICS, STANDARD, Metric, masked_mean
 from hpc_toolkit.science.metrics.rows import anisotropy_of_sum, unit_row_sum
 from hpc_toolkit.science.workloads import onepass
 from hpc_toolkit.science.workloads.checkpoints import LoadedModel, require_layer, require_positive
+from hpc_toolkit.science.workloads.embeddings import pooled
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -283,7 +284,10 @@ class MeasuredLayers:
             self._sums[layer].add(states.double(), batch.lengths, times[batch.rows])
 
         onepass.forward(loaded, different, measure, size=size, final_norm=final_norm)
-        self._views = [_means(loaded, view, size, final_norm) for view in views]
+        self._views = [
+            pooled(loaded, view, size=size, final_norm=final_norm, mean=masked_mean)
+            for view in views
+        ]
 
     def values(self, layer: int) -> dict[str, Any]:
         """Return every metric of a layer, computed once.
@@ -317,27 +321,6 @@ class MeasuredLayers:
             case _:
                 given = torch.stack([view[layer] for view in self._views])
         return float(metric.function(given.to(self._device)))
-
-
-def _means(
-    loaded: LoadedModel,
-    ids: list[list[int]],
-    size: onepass.BatchSize,
-    final_norm: onepass.FinalNorm,
-) -> list[Tensor]:
-    """Return the mean over each text's tokens by layer, float64 ``(len(ids), d)``."""
-    import torch
-
-    found: list[Tensor] = []
-    different, at = onepass.distinct(ids)
-
-    def pool(layer: int, states: Tensor, batch: onepass.Batch) -> None:
-        if layer == len(found):
-            found.append(torch.zeros(len(different), states.shape[-1]).double())
-        found[layer][batch.rows] = masked_mean(states.double(), batch.lengths).cpu()
-
-    onepass.forward(loaded, different, pool, size=size, final_norm=final_norm)
-    return [means[at] for means in found]
 
 
 class _LayerSums:

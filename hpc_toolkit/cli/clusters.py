@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.slurm.render.spec import OPTIONS, shown
 from hpc_toolkit.system.quantities import format_mem, format_walltime
-from hpc_toolkit.system.terminal import printable, show_error
+from hpc_toolkit.system.terminal import aligned, printable, show_error
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -64,14 +63,7 @@ def list_clusters(as_json: JsonOption = False) -> None:
         layers = ", ".join(file["layer"] for file in one["files"])
         text = one["description"] if "description" in one else f"error: {one['error']}"
         rows.append((printable(one["name"]), layers, text))
-    show(found, _in_columns(rows), as_json=as_json)
-
-
-def _in_columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    for *cells, last in rows:
-        padded = [f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=True)]
-        yield f"{''.join(padded)}{last}".rstrip()
+    show(found, aligned(rows), as_json=as_json)
 
 
 def show_cluster(
@@ -94,7 +86,7 @@ def show_cluster(
         origins = dict(cluster.origins)
         keys = ("partitions" if row[0].startswith("partition ") else row[0] for row in rows)
         rows = [(origins[key].file, *row) for key, row in zip(keys, rows, strict=True)]
-    show(record, _in_columns(rows), as_json=as_json)
+    show(record, aligned(rows), as_json=as_json)
 
 
 def validate(

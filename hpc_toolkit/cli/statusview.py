@@ -33,7 +33,7 @@ from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.system.options import Option, Panels, flag
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.record import asdict
-from hpc_toolkit.system.terminal import columns, cut, note, pad, printable, show_error
+from hpc_toolkit.system.terminal import aligned, cut, note, printable, show_error
 
 if TYPE_CHECKING:
     from hpc_toolkit.cli.help import Commands
@@ -273,9 +273,7 @@ def _table(found: list[Status]) -> list[str]:
     heads = ("run", "done", "failed", "workers", "speed", "best", "state", "arm")
     rows = [heads, *map(_cells, found)]
     filled = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(columns, column)) for column in filled]
-    lines = ("  ".join(map(pad, row, widths)).rstrip() for row in zip(*filled, strict=True))
-    return [cut(line, look.columns) for line in lines]
+    return [cut(line, look.columns) for line in aligned(zip(*filled, strict=True))]
 
 
 def _cells(one: Status) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from hpc_toolkit.system.quantities import (
     format_duration,
     format_walltime,
 )
+from hpc_toolkit.system.terminal import aligned
 
 _MARGIN = 1.1
 """Factor from the time that is enough in 19 of 20 cases to the walltime to request."""
@@ -248,15 +249,15 @@ def basis(plan: Plan) -> list[str]:
     return said
 
 
-def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and cells of the table, without columns of unknown values."""
+def _table_rows(plan: Plan) -> list[list[str]]:
+    """Return the heads and the cells of the table, without columns of unknown values."""
     some = plan.choices[0]
     money = plan.node.currency or "price"
     head = ["nodes", "workers", "time", "9 of 10 between", "node-hours"]
     costs = {"GPU-hours": some.gpu_hours, money: some.cost}
     head += [*(name for name, cost in costs.items() if cost), "--time"]
     head += ["done by then", "items by then"] if plan.within_s else []
-    rows = []
+    rows = [head]
     for one in plan.choices:
         found = one.forecast
         row = [str(one.nodes), str(found.workers), format_duration(found.time_s.median)]
@@ -266,7 +267,7 @@ def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
         if found.within is not None and found.share is not None:
             row += [f"{found.within:.0%}", span(found.share, lambda share: f"{share:.0%}")]
         rows.append(row)
-    return head, rows
+    return rows
 
 
 def _asked(choice: Choice) -> str:
@@ -327,12 +328,6 @@ def advised(plan: Plan) -> list[str]:
     ]
 
 
-def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in [head, *rows]:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
-
-
 def as_lines(plan: Plan) -> list[str]:
     lines = [*advised(plan), *basis(plan)]
     if plan.now is not None:
@@ -342,5 +337,5 @@ def as_lines(plan: Plan) -> list[str]:
             text += f"; {now.within:.0%} to be done within the limit"
         lines += ["", f"As it goes on now, on {counted(now.workers, 'worker')}: {text}"]
     if plan.choices:
-        lines += ["", *_aligned(*_table_rows(plan)), "", *_sentences(plan)]
+        lines += ["", *aligned(_table_rows(plan)), "", *_sentences(plan)]
     return lines

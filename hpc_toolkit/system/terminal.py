@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,13 @@ def cut(text: str, room: int) -> str:
 
 def pad(text: str, width: int) -> str:
     return text + " " * (width - columns(text))
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows as lines, with each column as wide as its widest cell."""
+    rows = list(rows)
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
 
 
 def wrap(text: str, room: int, *, before: int = 0, indent: str = "") -> list[str]:

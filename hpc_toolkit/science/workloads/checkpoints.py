@@ -257,7 +257,7 @@ def _download(name: str, revision: str) -> Path:
         if not all((directory / one).is_file() for one in weight_names(directory)):
             directory = fetch(*SETTINGS, *PICKLED_WEIGHTS)
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
-        msg = f"{name}@{revision}: the hub has no such revision: {_first_line(error)}"
+        msg = f"{name}@{revision}: the hub has no such revision: {first_line(error)}"
         raise PermanentError(msg) from error
     except LocalEntryNotFoundError as error:
         if not HF_HUB_OFFLINE:
@@ -276,7 +276,7 @@ def _load(directory: Path, checkpoint: str, *, head: bool, dtype: Dtype) -> Load
         tokenizer = AutoTokenizer.from_pretrained(directory)
         model, report = kind.from_pretrained(directory, dtype=dtype, output_loading_info=True)
     except (ValueError, KeyError, SafetensorError) as error:
-        raise PermanentError(f"{directory}: cannot be loaded: {_first_line(error)}") from error
+        raise PermanentError(f"{directory}: cannot be loaded: {first_line(error)}") from error
     lost = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if lost:
         # transformers would fill these with random numbers and continue.
@@ -302,7 +302,7 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -23,6 +23,7 @@ from hpc_toolkit.science.workloads.checkpoints import (
     PICKLED_WEIGHTS,
     SETTINGS,
     WEIGHTS,
+    first_line,
     locate,
     verify,
 )
@@ -174,7 +175,7 @@ def needs(checkpoints: Sequence[str], jobs: int) -> Needs:
             try:
                 sizes[name] = future.result()
             except Exception as error:  # noqa: BLE001 - reported with the checkpoint's name
-                errors[name] = _line(error)
+                errors[name] = first_line(error)
     missing = tuple(name for name in checkpoints if sizes.get(name))
     cache = Path(HF_HUB_CACHE)
     nearest = next(one for one in (cache, *cache.absolute().parents) if one.exists())
@@ -222,7 +223,7 @@ def download(
             error = future.exception()
             if error is not None and not isinstance(error, Exception):
                 raise error
-            yield asked[future], None if error is None else _line(error)
+            yield asked[future], None if error is None else first_line(error)
     finally:
         # After Ctrl-C, those that have not begun do not begin.
         pool.shutdown(cancel_futures=True)
@@ -230,8 +231,3 @@ def download(
 
 def _verified(root: str, checkpoint: str) -> None:
     verify(locate(root, checkpoint))
-
-
-def _line(error: BaseException) -> str:
-    text = error.message if isinstance(error, HpcToolkitError) else str(error)
-    return (text.strip().splitlines() or [type(error).__name__])[0]

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_toolkit.bandit import Observation, Pull
-from hpc_toolkit.campaign.arms import TASK
+from hpc_toolkit.campaign.arms import TASK, table_of
 from hpc_toolkit.campaign.settings import METRICS, TASKS, read_settings
-from hpc_toolkit.errors import ConfigError, ItemsError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import Segment
-from hpc_toolkit.queue.listfiles import read_list
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
@@ -246,14 +245,7 @@ def rows_of(
 
 
 def _of_table(path: Path, keys: Sequence[str]) -> Iterator[Row]:
-    try:
-        table = read_list(path)
-    except ItemsError as error:
-        raise ConfigError(error.message, hint=error.hint) from error
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
-        raise ConfigError(message, hint="name a run directory or a table") from error
-    for cells in table:
+    for cells in table_of(path, hint="name a run directory or a table"):
         if isinstance(cells.get("item"), dict) and "value" in cells:  # .json and .jsonl of gather
             yield cells
             continue

@@ -24,6 +24,7 @@ from hpc_toolkit.report.panel import (
     not_shown,
     panel,
     rate_text,
+    short,
 )
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.run import Run
@@ -193,8 +194,7 @@ def training_rows(now: Progress) -> list[Row]:
     if now.output is None:
         rows.append(Row("output", "none yet"))
     else:
-        text = now.output.text
-        text = text if len(text) <= _OUTPUT_CHARS else f"{text[: _OUTPUT_CHARS - 3]}..."
+        text = short(now.output.text, _OUTPUT_CHARS)
         rows.append(Row("output", f"{_ago(now.output.at)}: {text}"))
     if now.checkpoint is None:
         rows.append(Row("checkpoint", f"none in {now.directory}/checkpoints"))

@@ -16,17 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import __version__
 from hpc_toolkit.doctor import filesystem, locks, node, sides
-from hpc_toolkit.doctor.filesystem import (
-    LIMIT_S,
-    LOST_HOSTS,
-    check_mount,
-    check_names,
-    check_space,
-    check_views,
-    check_writing,
-)
-from hpc_toolkit.doctor.locks import check_locks, waiting_for_server
-from hpc_toolkit.doctor.node import check_devices, check_slurm
 from hpc_toolkit.doctor.runfiles import Repair, check_run, plan_repairs
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.rundir import files
@@ -191,12 +180,16 @@ def examine(
     mount, local = mount_of(directory), files.is_local(directory)
     means = "a run here is for processes of this machine" if local else ""
     where = f"{mount.kind}, {mount.source} at {mount.point}"
-    found = [sides.fine("filesystem", where, means), check_mount(mount), *check_space(directory)]
+    found = [
+        sides.fine("filesystem", where, means),
+        filesystem.check_mount(mount),
+        *filesystem.check_space(directory),
+    ]
     report = sides.Report(str(directory), found)
     around_it: list[sides.Finding] = []
     token = step.token if step is not None else os.urandom(6).hex()
     try:
-        with waiting_for_server(mount):
+        with locks.waiting_for_server(mount):
             area = sides.make_area(directory, token, sides.LEAD)
     except OSError as error:
         found.append(_unwritable(directory, error))
@@ -212,13 +205,13 @@ def examine(
                 if around:
                     # Two tasks on one node see the same devices.
                     nodes = step is not None and pair.here.host != pair.there.host
-                    around_it += check_devices(pair, nodes=nodes)
+                    around_it += node.check_devices(pair, nodes=nodes)
         finally:
             sides.remove_area(area)
     of_directory = list(found)
     found += around_it
     if around:
-        found.append(check_slurm())
+        found.append(node.check_slurm())
     if RunPaths(directory).manifest.exists():
         found += _look_at_run(directory, report, of_directory, clock)
     return report
@@ -266,19 +259,19 @@ def _check_pair(report: sides.Report, pair: sides.Pair, mount: Mount) -> None:
     report.sides, report.apart = (pair.here, pair.there), pair.apart
 
     def views() -> list[sides.Finding]:
-        findings, report.delays_s = check_views(pair)
+        findings, report.delays_s = filesystem.check_views(pair)
         return findings
 
     def trial() -> list[sides.Finding]:
-        findings, excludes = check_locks(pair, mount)
+        findings, excludes = locks.check_locks(pair, mount)
         report.locks_proven = pair.apart and excludes
         return findings
 
     checks: dict[str, Callable[[], list[sides.Finding]]] = {
-        "exclusive names": lambda: check_names(pair),
+        "exclusive names": lambda: filesystem.check_names(pair),
         "delays": views,
         "locks": trial,
-        "fsync": lambda: [check_writing(pair.area)],
+        "fsync": lambda: [filesystem.check_writing(pair.area)],
     }
     for name, check in checks.items():
         try:
@@ -303,7 +296,7 @@ def _check_sides(pair: sides.Pair, *, paired: bool, local: bool) -> sides.Findin
 
 def _keep(report: sides.Report, found: list[sides.Finding], paths: RunPaths, clock: Clock) -> None:
     """Store the result for workers, which read it at their start, and for users of the run."""
-    seen_after_s = report.delays_s.values() or [0.0]
+    limit_s, seen_after_s = filesystem.LIMIT_S, report.delays_s.values() or [0.0]
     record = {
         "at": round(clock.wall(), 3),
         "hpctk": __version__,
@@ -311,7 +304,7 @@ def _keep(report: sides.Report, found: list[sides.Finding], paths: RunPaths, clo
         "troubles": [one.to_json() for one in found if one.verdict not in _NO_TROUBLE],
         "locks_proven": report.locks_proven,
         "delays_s": report.delays_s,
-        "least_lease_s": 2 * max(LIMIT_S if one is None else one for one in seen_after_s),
+        "least_lease_s": 2 * max(limit_s if one is None else one for one in seen_after_s),
         "sides": [side.to_json() for side in report.sides],
     }
     write_proof(paths.doctor, record)
@@ -323,7 +316,7 @@ def _how_deaths_are_seen(paths: RunPaths) -> sides.Finding:
         found = "on other hosts by a free lock, after a missed heartbeat"
         means = (
             "workers that start from now on use it: locks were proven for this filesystem; "
-            f"{LOST_HOSTS}"
+            f"{filesystem.LOST_HOSTS}"
         )
         return sides.fine(check, found, means)
     found = "on other hosts by the lease, 180 s by default"

@@ -16,15 +16,7 @@ from concurrent import futures
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.report.panel import (
-    BAD,
-    DIM,
-    WARN,
-    Row,
-    panel,
-    rate_text,
-    short_panel,
-)
+from hpc_toolkit.report.panel import BAD, DIM, WARN, Row, panel, rate_text, short_panel
 from hpc_toolkit.report.terminal import Look, draw, draw_line, text_indent
 from hpc_toolkit.results.workers import ALIVE, DIED, HostLine, WorkerLine
 from hpc_toolkit.slurm.records import JobRecord

@@ -95,7 +95,14 @@ def checkpoint_of(size: str, *, deduped: bool = False, checkpoint: str = HUB) ->
 
     Raises ConfigError: the size has no deduplicated twin, or ``checkpoint`` lacks a field.
     """
-    _require_template(checkpoint)
+    try:
+        fields = {field for _, field, _, _ in string.Formatter().parse(checkpoint)}
+    except ValueError as error:
+        raise ConfigError(f"checkpoint {checkpoint!r}: {error}", hint=f"such as {HUB!r}") from None
+    if not {"size", "step"} <= fields:
+        missing = " and ".join(f"{{{one}}}" for one in sorted({"size", "step"} - fields))
+        msg = f"checkpoint {checkpoint!r} has no {missing}: all checkpoints would be one"
+        raise ConfigError(msg, hint=f"such as {HUB!r}")
     if deduped and size in _NOT_DEDUPED:
         msg = f"pythia-{size} has no deduplicated version"
         known = ", ".join(name for name in SIZES if name not in _NOT_DEDUPED)
@@ -128,7 +135,7 @@ def parse_steps(text: str) -> list[int]:
     found: set[int] = set()
     for part in text.split(","):
         for step in _range(part, "steps", among=REVISIONS):
-            if step not in _KNOWN:
+            if step not in REVISIONS:
                 _, nearest = min((abs(one - step), one) for one in REVISIONS)
                 msg = f"steps {part.strip()!r}: there is no checkpoint at step {step}"
                 raise ConfigError(msg, hint=f"the nearest is at step {nearest}")
@@ -161,26 +168,12 @@ def parse_layers(text: str, size: str) -> list[int]:
     return sorted(found)
 
 
-_KNOWN = frozenset(REVISIONS)
-
-
 def _require_size(name: str) -> int:
     """Return the number of blocks of a size. Raises ConfigError."""
     if name not in SIZES:
         msg = f"there is no Pythia model of size {name!r}"
         raise ConfigError(msg, hint=near_miss(name, list(SIZES)))
     return SIZES[name]
-
-
-def _require_template(checkpoint: str) -> None:
-    try:
-        fields = {field for _, field, _, _ in string.Formatter().parse(checkpoint)}
-    except ValueError as error:
-        raise ConfigError(f"checkpoint {checkpoint!r}: {error}", hint=f"such as {HUB!r}") from None
-    if not {"size", "step"} <= fields:
-        missing = " and ".join(f"{{{one}}}" for one in sorted({"size", "step"} - fields))
-        msg = f"checkpoint {checkpoint!r} has no {missing}: all checkpoints would be one"
-        raise ConfigError(msg, hint=f"such as {HUB!r}")
 
 
 def _range(text: str, what: str, *, among: Sequence[int] | None = None) -> Sequence[int]:

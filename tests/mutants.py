@@ -344,7 +344,7 @@ MUTANTS = (
         "rundir/files.py",
         "                return read_name(path)\n        else:",
         "                return target\n        else:",
-        ("test_files.py", "test_queue_claims.py", "test_queue_log.py"),
+        ("test_files.py", "test_queue_log.py"),
     ),
     Mutant(
         "I6",
@@ -352,7 +352,7 @@ MUTANTS = (
         "rundir/files.py",
         "    except FileExistsError:\n        raise\n",
         "    except FileExistsError:\n        return True\n",
-        ("test_files.py", "test_queue_claims.py"),
+        ("test_files.py", "test_queue_log.py"),
     ),
     Mutant(
         "I6",
@@ -360,7 +360,7 @@ MUTANTS = (
         "queue/claims.py",
         "        return owner == worker",
         "        return self.generation(unit) == generation",
-        ("test_queue_claims.py",),
+        ("test_queue_log.py",),
     ),
     Mutant(
         "I6",
@@ -522,7 +522,7 @@ MUTANTS = (
         "queue/followingitems.py",
         "            if not self._left[one] and not self._entry[one]:\n",
         "            if not self._entry[one]:\n",
-        ("test_graph.py",),
+        ("test_following.py",),
     ),
 )
 

@@ -1,14 +1,26 @@
-"""Mounts as the kernel lists them, and what their options mean for a queue."""
+"""Mounts as the kernel lists them, what their options mean, what was proven of locks (rule R6)."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from hpc_toolkit.doctor.filesystem import check_mount
 from hpc_toolkit.doctor.sides import Side, Verdict, are_apart, side_of
+from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.presence import Presence, PresenceFile
+from hpc_toolkit.rundir import mounts
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.mounts import Mount, parse_mount
+from hpc_toolkit.rundir.proof import Proof, believed, write_proof
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.worker.worker import Worker, WorkerOptions
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun
 
 NFS_LINE = (
     "42 25 0:45 / /scratch/my\\040lab rw,noatime shared:9 - nfs4 nas:/export/my\\040lab "
@@ -87,3 +99,121 @@ def test_two_kernels_or_two_mounts_are_apart_and_two_names_of_one_are_not(tmp_pa
     assert are_apart(side(boot="a"), side(boot="b"))
     assert are_apart(side(device=1), side(device=2))
     assert not are_apart(side(host="a", path="/a"), side(host="b", path="/b"))
+
+
+LEASE_S = 180.0
+BEAT_S = 10.0
+
+
+def prove(paths: RunPaths, *, proven: bool = True, **more: Any) -> None:
+    side = side_of(paths.root).to_json()
+    write_proof(paths.doctor, {"locks_proven": proven, "sides": [side, side], **more})
+
+
+def test_a_proof_holds_until_a_later_examination_withdraws_it(paths: RunPaths) -> None:
+    assert not believed(paths).locks, "nothing was examined"
+    for proven in (True, False):
+        prove(paths, proven=proven)
+        assert believed(paths).locks is proven
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        Mount("/x", "nfs4", "nas:/other", ("rw",)),
+        Mount("/x", "lustre", "nas:/export", ("rw",)),
+        Mount("/x", "nfs4", "nas:/export", ("rw", "nolock")),  # locks of its own
+    ],
+)
+def test_a_proof_says_nothing_of_another_mount(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, here: Mount
+) -> None:
+    examined = Mount("/y", "nfs4", "nas:/export", ("rw",))
+    side = {**side_of(paths.root).to_json(), "mount": {"kind": "nfs4", "source": "nas:/export"}}
+    write_proof(paths.doctor, {"locks_proven": True, "sides": [side]})
+    monkeypatch.setattr(mounts, "mount_of", lambda _: examined)
+    assert believed(paths).locks
+
+    monkeypatch.setattr(mounts, "mount_of", lambda _: here)
+
+    assert not believed(paths).locks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", '{"format": 2, "locks_proven": true}'),
+        '{"format": 1, "locks_proven": "yes", "sides": []}',
+        '{"format": 1, "locks_proven": true}',
+        '{"format": 1, "locks_proven": true, "sides": [{"mount": 7}]}',
+        *({"troubles": [7]}, {"least_lease_s": "x"}, {"least_lease_s": 10**400}),
+    ],
+)
+def test_a_record_that_is_damaged_proves_nothing(
+    paths: RunPaths, text: str | dict[str, Any]
+) -> None:
+    if isinstance(text, str):
+        paths.doctor.write_text(text)
+    else:
+        prove(paths, **text)
+
+    assert believed(paths) == Proof()
+
+
+@pytest.mark.parametrize("least_s", [float("nan"), -1.0, 3601.0])
+def test_a_least_lease_that_nobody_measured_is_ignored_and_that_is_said(
+    paths: RunPaths, least_s: float
+) -> None:
+    prove(paths, least_lease_s=least_s)
+
+    found = believed(paths)
+
+    assert (found.locks, found.least_lease_s) == (True, 0.0)
+    assert f"least_lease_s = {least_s:g} in doctor.json is ignored" in found.said
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "lease_s", "note"), [(20.0, 60.0, "the lease is 60 s, not 20 s"), (90.0, 90.0, "")]
+)
+def test_a_lease_is_at_least_twice_the_delay_that_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked_s: float, lease_s: float, note: str
+) -> None:
+    toy = ToyRun(tmp_path / "run")
+    prove(toy.paths, least_lease_s=60.0)
+
+    worker = Worker(toy.paths, toy.run.manifest, WorkerOptions(lease_s=asked_s), SystemClock())
+    worker._leave("")
+
+    assert worker._liveness.lease_s == lease_s
+    assert worker._member.presence.interval_s == 10.0
+    said = capsys.readouterr().err
+    assert note in said
+    assert bool(said) is bool(note)
+
+
+@pytest.mark.parametrize(
+    ("proven", "held", "seconds", "found"),
+    [
+        pytest.param(False, False, LEASE_S - 1, (True, ""), id="a free lock without a proof"),
+        pytest.param(True, False, 1.6 * BEAT_S, (False, "lock"), id="and a missed heartbeat"),
+        pytest.param(True, False, 1.4 * BEAT_S, (True, ""), id="a heartbeat in time"),
+        pytest.param(True, True, LEASE_S - 1, (True, ""), id="a held lock"),
+    ],
+)
+def test_i6_only_with_a_proof_a_free_lock_and_a_missed_heartbeat_are_a_death(
+    paths: RunPaths, clock: ManualClock, proven: bool, held: bool, seconds: float, found: Any
+) -> None:
+    if proven:
+        prove(paths)
+    of: dict[str, Any] = {"host": "elsewhere", "boot": "other", "pid": 1, "rank": 0, "job": None}
+    paths.worker_lock("w").touch()
+    PresenceFile(paths.worker("w"), Presence(worker="w", interval_s=BEAT_S, **of))
+    watching = Liveness(
+        paths, clock, host="here", boot="boot", lease_s=LEASE_S, locks_proven=believed(paths).locks
+    )
+    with FileLock(paths.worker_lock("w")) if held else nullcontext():
+        assert watching.verdict("w").alive
+        clock.advance(seconds)
+        verdict = watching.verdict("w")
+
+    assert (verdict.alive, verdict.evidence) == found

@@ -1,8 +1,9 @@
-"""Stages that follow others, for processes with old views, failures and retries (rule R17)."""
+"""Items that follow a stage or single items, whatever each process sees (rule R17)."""
 
 from __future__ import annotations
 
 import itertools
+import random
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.followingitems import following
+from hpc_toolkit.queue.followingitems import FollowingItems, following
 from hpc_toolkit.queue.log import StageLog
-from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.run import create_run
 from hpc_toolkit.rundir.layout import Manifest
+from hpc_toolkit.worker.arguments import with_items
 from tests.toyrun import ToyWorker, spec_of, units_of
 
 ITEMS = [{"lr": lr, "seed": seed} for lr in (1, 2) for seed in (0, 1)]
@@ -256,3 +258,67 @@ def test_r17_a_worker_that_loses_a_race_adds_its_segment_behind_the_other_one(
     # The file of the loser is used as it is, or not left behind.
     assert len(written) == 1
     assert len([*log.paths.items.iterdir()]) == len(segments)
+
+
+GRAPHS = st.integers(1, 12).flatmap(
+    lambda count: st.tuples(*(st.sets(st.integers(0, at - 1)) for at in range(1, count)))
+)
+
+
+class Graph(World):
+    """One list, of which each item follows some of those before."""
+
+    def __init__(self, root: Path, before: tuple[set[int], ...], seed: int) -> None:
+        self.items: list[dict[str, Any]] = [{"id": 0}]
+        self.items += [{"id": at, "after": sorted(one)} for at, one in enumerate(before, 1)]
+        draw = random.Random(seed)
+        draw.shuffle(self.items)
+        for item in self.items:
+            item.update({"needs": {"licence": n}} if (n := draw.randrange(3)) else {})
+        spec, lines = with_items(spec_of(max_attempts=2), self.items)
+        if not spec.after:
+            spec, lines = with_items(spec_of(max_attempts=2), [{"id": 0, "after": []}])
+        super().__init__(root, Manifest(run="run", stages=(spec,)), {"items": lines})
+
+    def check(self) -> None:
+        view = self.fresh()
+        view.poll()
+        stage, (made,) = view.stages["items"], following(view).values()
+        wanted = {item["id"]: item.get("needs", {}) for item in self.items}
+        added = []
+        for segment in stage.log.segments.values():
+            for unit in segment.units:
+                needs = stage.specs.of(unit).needs or {}
+                items = segment.read(unit)[1]
+                assert len(self.items) == 1 or all(wanted[one["id"]] == needs for one in items)
+                added += items
+        assert len({item["id"] for item in added}) == len(added)
+        assert isinstance(made, FollowingItems)
+        made.coming({})  # it reads what was added
+        assert made.wants.total() == (len(self.items) - len(added) if made.graph.wants else 1)
+        self.check_results(added, stage)
+
+    def check_results(self, added: list[dict[str, Any]], stage: StageView) -> None:
+        numbers = {item["id"]: number for number, item in enumerate(self.items)}
+        after = {item["id"]: item.get("after", []) for item in self.items}
+        told = {
+            stage.log.segments[entry].number(item): values
+            for (_, entry, item), values in self.told.items()
+        }
+        for item in added:
+            assert list(map(int, item["results"])) == after[item["id"]]
+            for one, value in item["results"].items():
+                assert value in told[numbers[int(one)]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(GRAPHS, st.integers(0, 9), STEPS)
+def test_r17_each_item_is_added_once_with_true_results_whatever_each_process_sees(
+    before: tuple[set[int], ...], seed: int, steps: list[tuple[int, str, int, str, int]]
+) -> None:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
+        world = Graph(Path(directory) / "run", before, seed)
+        for step in steps:
+            world.step(*step)
+        world.finish()
+        assert world.counts() == [len(world.items)]

@@ -1,4 +1,4 @@
-"""When a host is sick: what the matrix of hosts and items says, and what a worker does then."""
+"""Sick hosts and workers; when a run stops by itself."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.control import SILENT_NODE, ControlReader, HealthNotice, give_health_notice
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.state import AGAIN_WEIGHT
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES as MOST
 from hpc_toolkit.worker.hosthealth import Health, HostWatch, Key, Opinion, judge, may_wait
+from hpc_toolkit.worker.pausing import FIRST_ITEMS, parse_max_failures, pause_reason
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 
@@ -279,3 +281,49 @@ def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(
     for _ in range(2):
         assert reader.poll() == ([], [])
         assert reader.health == [given]
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("0", (0, False)), ("50", (50, False)), ("5%", (5.0, True)), ("0.5%", (0.5, True))],
+)
+def test_parse_max_failures_reads_counts_and_shares(text: str, limit: tuple[float, bool]) -> None:
+    assert parse_max_failures(text) == limit
+
+
+@pytest.mark.parametrize("text", ["", "%", "-1", "101%", "nan%", "5 %%", "half", "1.5"])
+def test_parse_max_failures_refuses_the_rest(text: str) -> None:
+    with pytest.raises(ConfigError, match="is neither a count nor a share"):
+        parse_max_failures(text)
+
+
+def run_of(fast_dir: Path, kinds: str, *, total: int = 40, **spec: Any) -> ToyRun:
+    """A run whose first items ended as ``kinds`` says: d(one), f(ailed), p(ermanent)."""
+    toy = ToyRun(fast_dir / "r", total, unit=total, **spec)
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0))
+    for item, kind in enumerate(kinds):
+        worker.attempt(item, {"d": "done", "f": "failed", "p": "permanent"}[kind])
+    worker.release()
+    return toy
+
+
+@pytest.mark.parametrize(
+    ("kinds", "limit", "reason"),
+    [
+        # Fewer failures, or one result, let it go on.
+        *((kinds, None, "") for kinds in ("", "d" + "f" * 30, "f" * 30 + "d")),
+        ("f" * (FIRST_ITEMS - 1), None, ""),
+        ("ppp", "3", ""),
+        ("pppp", "3", "4 items of stage 'items' failed; the limit is 3"),
+        ("p", "0", "1 item of stage 'items' failed; the limit is 0"),
+        ("pppp", "10%", ""),
+        ("ppppp", "10%", "5 items of stage 'items' failed; the limit is 10%"),
+        ("p" * 40, "100%", ""),
+        ("f" * 30, "3", ""),
+    ],
+)
+def test_too_many_failures_at_the_begin_or_beyond_a_limit_are_a_reason_to_pause(
+    fast_dir: Path, kinds: str, limit: str | None, reason: str
+) -> None:
+    assert pause_reason(run_of(fast_dir, kinds, max_failures=limit).stage()) == reason

@@ -1,7 +1,8 @@
-"""The guide's table of metrics is `METRICS`, column for column."""
+"""The guides of metrics and of ready-made workloads name what there is."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 
 from hpc_toolkit.science import metrics
 from hpc_toolkit.science.metrics import METRICS, STANDARD
+from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
+from hpc_toolkit.science.workloads.onepass import OfCheckpoints
+from hpc_toolkit.science.workloads.text_tasks import TASKS
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "representations.md"
 
@@ -51,3 +55,21 @@ def test_the_guide_says_what_a_metric_is_given_and_its_range(name: str) -> None:
     assert set(re.findall(r"[a-z]\w*", cost)) <= {"n", "d", "q", "d1", "d2", "min", "max"}
     fewest = METRICS[name].fewest
     assert fewest <= 3 or f"at least {fewest} prompts" in GUIDE.read_text(encoding="utf-8")
+
+
+WORKLOADS = Path(__file__).parents[2] / "docs" / "how-to" / "workloads.md"
+
+
+def test_the_guide_names_the_tasks_and_no_others() -> None:
+    listed = WORKLOADS.read_text(encoding="utf-8").partition("Tasks: ")[2].partition(".")[0]
+
+    assert re.findall(r"`([^`]+)`", listed) == list(TASKS)
+
+
+def test_the_guide_names_the_options_that_decide_numbers_and_memory() -> None:
+    named = set(re.findall(r"`(\w+)`", WORKLOADS.read_text(encoding="utf-8")))
+
+    options = {"final_norm", "max_batch_tokens", "batch_size", "views", "view_seed", "metrics"}
+    shared = set(inspect.signature(OfCheckpoints).parameters)
+    assert options <= shared | set(inspect.signature(LayerMetrics).parameters)
+    assert options <= named

@@ -1,7 +1,8 @@
-"""What people see of a run: rows, one line, a terminal of any kind, and HTML."""
+"""What people see of a run: rows, one line, a terminal of any kind, a full screen, and HTML."""
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.report.live import status_html
+from hpc_toolkit.cli.liveview import split_keys
+from hpc_toolkit.report.live import Choices, Live, screen_lines, status_html
 from hpc_toolkit.report.panel import Bar, Row, headline, one_line, panel
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.results.explain import Failures
 from hpc_toolkit.results.progress import NO_WORKER, OPEN, PAUSED, StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.results.workers import ALIVE, DIED, HostLine, WorkerLine
+from hpc_toolkit.slurm.records import JobRecord
+from hpc_toolkit.system.terminal import columns, cut, pad, printable, wrap
 
 
 def status(**changes: Any) -> Status:
@@ -167,3 +171,140 @@ def test_no_value_of_a_run_becomes_a_tag(name: str, reason: str, error: str) -> 
 
     assert Tags(found).tags == plain.tags
     assert printable(f"<script>{reason}") in Tags(found).text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *((text, text) for text in ("plain", "näive 日本", 'it\'s "quoted" $5 \\n')),
+        ("a\x1b[2Jb", r"a\x1b[2Jb"),
+        ("a\nb", r"a\nb"),
+        ("\x9b31m", r"\x9b31m"),
+        ("right\u202eleft", r"right\u202eleft"),
+        ("\x7f", r"\x7f"),
+    ],
+)
+def test_what_does_not_print_is_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+COMBINED = "e\u0301"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("plain", 5), ("日本", 4), ("\U0001f600", 2), (COMBINED, 1), ("a日" + COMBINED, 4)],
+)
+def test_a_text_takes_the_columns_of_its_characters(text: str, count: int) -> None:
+    assert columns(text) == count
+    assert pad(text, 8) == text + " " * (8 - count)
+
+
+def test_a_cut_text_keeps_to_its_columns_and_a_letter_keeps_its_accent() -> None:
+    assert cut("日本語", 6) == "日本語"
+    assert cut("日本語.", 6) == "日..."
+    assert cut(COMBINED * 9, 5) == COMBINED * 2 + "..."
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", [""]),
+        ("one two  three", ["one two", "  three"]),
+        ("    kept in front", ["    kept", "  in", "  front"]),
+        ("a 0123456789", ["a 012345", "  6789"]),
+        ("日本 語日本", ["日本", "  語日本"]),
+        ("x日本語日本語", ["x日本語", "  日本語"]),
+    ],
+)
+def test_a_text_is_wrapped_by_columns(text: str, lines: list[str]) -> None:
+    assert wrap(text, 8, indent="  ") == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("jq", ["j", "q"]),
+        ("\x1b[A\x1bOBk", ["up", "down", "k"]),
+        ("\x1b[5~\x1b[6~", ["pageup", "pagedown"]),
+        ("\x1b", ["escape"]),
+        ("\x1b[1;5Cx", ["x"]),
+        ("\x1b[15~y", ["y"]),
+        ("\r", ["enter"]),
+        ("é", ["é"]),
+    ],
+)
+def test_keys_that_arrive_together_are_told_apart(text: str, keys: list[str]) -> None:
+    assert split_keys(text) == keys
+
+
+SIZES = [(80, 24), (200, 50), (40, 20)]
+BAD = "\x1b[2J\u202e\r\n日本e\u0301\U0001f600"
+
+
+def worker(name: str, state: str = ALIVE, **changes: Any) -> WorkerLine:
+    facts = {"is_busy": True, "rate_per_s": 0.5, "done": 9, "failed": 0, "deaths": 0, "note": ""}
+    return WorkerLine(name=name, state=state, **{**facts, **changes})
+
+
+def live(hosts: int = 62, text: str = "", **changes: Any) -> Live:
+    """A run with three kinds of failures, and eight workers on each of many hosts."""
+    errors = ("CUDA out of memory", "loss is nan at step", "[Errno #] Input/output error: 'PATH'")
+    failures = [
+        Failures(f"RuntimeError: {error}{text}", 200, item=17, example={"n": 1}, hosts={"n1": 200})
+        for error in errors
+    ]
+    counts = StageCounts(total=1000, pending=300, running=90, done=400, failed=210)
+    facts: dict[str, Any] = {"run": f"runs/bench{text}", "stages": {"items": counts}}
+    facts |= {"workers": WorkerCounts(alive=hosts * 8 - 1, dead=1), "elapsed_s": 3600.0}
+    facts |= {"rate_per_s": 3.2, "eta_s": 28.0, "eta_low_s": 25.0, "eta_high_s": 32.0}
+    facts |= {"complete": False, "deaths": 0, "published": False, "reason": ""}
+    facts["throughput"] = {"done": [1.0, 2.0, 5.0, 3.0] * 20}
+    status = Status(**facts, failures=[one.to_json() for one in failures])
+    lines = [
+        HostLine(f"gpu{host:03}", tuple(worker(f"gpu{host:03}-{n}{text}") for n in range(8)))
+        for host in range(hosts - 1)
+    ]
+    lines.insert(0, HostLine("broken", (worker("broken-1", DIED, is_busy=False),)))
+    jobs = [JobRecord(id="4711", state="RUNNING", nodes="gpu[001-062]")]
+    return Live(status, **{"jobs": jobs, "hosts": lines, **changes})
+
+
+def plain(line: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", line)
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("unicode", [False, True])
+@pytest.mark.parametrize(
+    "chosen",
+    [Choices(), Choices(expanded=True, offset=40), Choices(message=BAD)],
+    ids=["all", "expanded", "message"],
+)
+def test_a_screen_is_filled_and_nothing_controls_the_terminal(
+    columns: int, rows: int, colour: bool, unicode: bool, chosen: Choices
+) -> None:
+    look = Look(columns=columns, colour=colour, unicode=unicode)
+
+    lines = screen_lines(live(text=BAD), chosen, look, rows)
+
+    assert len(lines) == rows
+    assert max(width(plain(line)) for line in lines) <= columns
+    assert all(plain(line).isprintable() for line in lines)
+    assert colour or lines == [plain(line) for line in lines]
+
+
+def test_at_80x24_all_that_is_important_fits_and_hosts_give_way() -> None:
+    lines = screen_lines(live(), Choices(), Look(columns=80), 24)
+
+    text = "\n".join(lines)
+    assert lines[0] == "runs/bench: working, 25.0 s to 32.0 s left"
+    for error in ("CUDA out of memory", "loss is nan", "[Errno #] Input/output error"):
+        assert f"200 x RuntimeError: {error}" in text
+    assert "495 alive, 1 dead, 62 hosts" in text
+    assert "job 4711  RUNNING on gpu[001-062]" in text
+    assert re.search(r"hosts +broken +0 workers", text)  # the worst first
+    assert re.search(r"and \d+ more hosts \(w shows all\)", text)
+    assert "more lines" not in text
+    assert lines[-1].startswith("w workers")

@@ -1,25 +1,28 @@
-"""Simulated clusters: what their outcomes always obey, and what befalls them."""
+"""Simulated clusters: what their outcomes always obey, what befalls them, and their forecasts."""
 
 from __future__ import annotations
 
+import random
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulation.cluster import simulate
 from simulation.scenario import Group, Kill, Preemption, Scenario
+from simulation.worker import STAGE, VirtualClock
 
+from hpc_toolkit.planning.forecast import Forecaster
+from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.rundir.layout import Manifest, RunPaths
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 from tests.toyrun import spec_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GROUP = Group(items_s=(5.0,) * 4, load_s=15.0, forward_s=25.0)
 
@@ -135,3 +138,32 @@ def test_an_undisturbed_campaign_stays_near_its_bound_and_loads_each_checkpoint_
     assert outcome.executions == 5_184
     assert outcome.ratio <= 1.08
     assert outcome.loads <= 1.05 * 432
+
+
+def planned(directory: Path, seed: int) -> tuple[float, float, float, float]:
+    """Interval and truth of one simulated run, planned when 10 of 150 items had ended."""
+    chance = random.Random(seed)
+    seconds = tuple(chance.lognormvariate(2.0, 0.5) for _ in range(150))
+    scenario = Scenario(groups=(Group(seconds, 5.0),), workers=4, seed=seed)
+    spec = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"), group_by="group")
+    manifest = Manifest(run="simulated", stages=(spec,))
+    found: list[Any] = []
+
+    def look(clock: VirtualClock) -> None:
+        view = RunView(RunPaths(root), manifest)
+        forecaster = Forecaster(read_work(view, clock, given="run"), draws=60)
+        found.append((clock.now, forecaster.forecast(None).time_s))
+
+    root = directory / f"run-{seed}"
+    root.mkdir()
+    outcome = simulate(scenario, root, look=(10, look))
+    at, time_s = found[0]
+    return time_s.low, time_s.median, time_s.high, outcome.makespan_s - at
+
+
+def test_runs_on_a_virtual_clock_end_as_their_plans_say(tmp_path: Path) -> None:
+    results = [planned(tmp_path, seed) for seed in range(9)]
+
+    # Ten items of this spread tell the mean to a standard error of 17 %.
+    assert statistics.median(abs(median / real - 1) for _, median, _, real in results) <= 0.25
+    assert sum(low <= real <= high for low, _, high, real in results) >= 7

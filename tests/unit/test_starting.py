@@ -1,8 +1,11 @@
-"""What a worker tells the process from which its executors are forked."""
+"""The process from which executors are forked, and the thread that prefetches."""
 
 from __future__ import annotations
 
 import json
+import queue
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
 from hpc_toolkit.worker import forkserver, starting
 from hpc_toolkit.worker.firstimports import first_imports
+from hpc_toolkit.worker.loading import Prefetch
 
 FUNCTION = WorkloadSpec(function="mine:run", path=("/a",), argv=("x", "y"), options={"n": 1})
 SPECS = {
@@ -138,3 +142,57 @@ def test_the_second_rank_is_connected_to_the_first() -> None:
     again, _ = starting.meet(name)
     assert again is not None
     again.close()
+
+
+LIMIT_S = 400.0
+
+
+class Gated:
+    """Each call of ``prefetch`` is told of, and returns when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: queue.Queue[Any] = queue.Queue()
+        self.ended: queue.Queue[Any] = queue.Queue()
+        self.gate = threading.Semaphore(0)
+
+    def prefetch(self, group: Any) -> None:
+        self.begun.put(group)
+        self.gate.acquire()
+        self.ended.put(group)
+        if group == "bad":
+            message = "no such\ncheckpoint"
+            raise SystemExit(message)
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def opened() -> Prefetch:
+    ahead = Prefetch()
+    ahead.open()
+    return ahead
+
+
+@pytest.fixture
+def gated() -> Iterator[Gated]:
+    workload = Gated()
+    yield workload
+    workload.gate.release(100)
+    for thread in threads():
+        thread.join(LIMIT_S)
+
+
+def test_a_call_that_takes_long_holds_nobody_up_and_the_group_named_last_is_next(
+    gated: Gated,
+) -> None:
+    ahead = opened()
+
+    for group in "abc":
+        ahead.name(gated, group)
+        if group == "a":
+            assert gated.begun.get(timeout=LIMIT_S) == "a"
+
+    assert gated.begun.empty(), "two calls at once"
+    gated.gate.release()
+    assert gated.begun.get(timeout=LIMIT_S) == "c"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,3 +36,27 @@ def hpctk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hpctk]:
     yield command
     left = command.leftovers()
     assert not left, f"processes were left behind: {left}"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 4 MiB."""
+    if os.getuid() != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the trained checkpoint mini-s/step0 is, which no test changes."""
+    from examples import mini_pythia
+
+    path = str(tmp_path_factory.mktemp("checkpoints"))
+    mini_pythia.train({"size": "mini-s", "root": path, "steps": [0], "texts": 40})
+    return path

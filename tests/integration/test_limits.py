@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,20 +121,6 @@ def test_max_failures_pauses_beyond_a_count_or_a_share(
         assert f"{failed} items of stage 'items' failed; the limit is {limit}" in ended.err
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 4 MiB."""
-    if os.getuid() != 0:
-        pytest.skip("mounting a small filesystem needs root")
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "tmpfs", str(path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting is not allowed here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
 def fill(disk: Path, *, but: int) -> Path:
     """A file that leaves so many bytes free."""
     stat = os.statvfs(disk)
@@ -145,37 +129,32 @@ def fill(disk: Path, *, but: int) -> Path:
     return filler
 
 
-def test_full_disk_makes_the_workers_wait_and_costs_nothing(hpctk: Hpctk, small_disk: Path) -> None:
-    give = "{'text': 'x' * 3000}"
+@pytest.mark.parametrize(
+    ("give", "free", "starts"),
+    [
+        ("{'text': 'x' * 3000}", 200_000, 1),
+        # Items that print; the job is requeued again and again.
+        pytest.param("print('x' * 3000) or {}", 100_000, 8, marks=pytest.mark.slow),
+    ],
+    ids=["results", "output"],
+)
+def test_full_disk_makes_the_workers_wait_and_costs_nothing(
+    hpctk: Hpctk, small_disk: Path, give: str, free: int, starts: int
+) -> None:
     run = hpctk.make([{"give": give}] * 300, "sample_workloads:give", name=str(small_disk / "run"))
-    filler = fill(small_disk, but=200_000)
+    filler = fill(small_disk, but=free)
 
-    full = hpctk("work", run.root, "--workers", 2, "--idle-exit", "2s")
-
-    assert full.code == 75
-    assert "No space left on device" in full.err
-    assert "hint: " in full.err
-    assert "Traceback" not in full.err
+    for _ in range(starts):
+        full = hpctk("work", run.root, "--workers", 2, "--idle-exit", "1s")
+        assert full.code == 75
+        assert "No space left on device" in full.err
+        assert "hint: " in full.err
+        assert "Traceback" not in full.err
     assert 0 < run.status().stages["items"].done < 300
     filler.unlink()
     assert hpctk("work", run.root, "--workers", 2).code == 0
     rows = rows_by_id(run)
     assert sorted(rows) == list(range(300))
-    assert {(row["state"], row["attempts"]) for row in rows.values()} == {("done", 1)}
-
-
-@pytest.mark.slow
-def test_full_disk_is_no_failure_of_items_that_print(hpctk: Hpctk, small_disk: Path) -> None:
-    give = "print('x' * 3000) or {}"
-    run = hpctk.make([{"give": give}] * 300, "sample_workloads:give", name=str(small_disk / "run"))
-    filler = fill(small_disk, but=100_000)
-
-    for _ in range(8):  # again and again, as a requeued job does
-        hpctk("work", run.root, "--idle-exit", "500ms")
-    filler.unlink()
-
-    assert hpctk("work", run.root, "--workers", 2).code == 0
-    rows = rows_by_id(run)
     assert {(row["state"], row["attempts"]) for row in rows.values()} == {("done", 1)}
     assert all(death["explained"] for death in journal_lines(run, "death"))
 

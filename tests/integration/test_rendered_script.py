@@ -506,20 +506,6 @@ def start_a_rank(slurm: FakeSlurm, script: str) -> subprocess.Popen[str]:
     return process
 
 
-def start_and_signal(
-    slurm: FakeSlurm, number: signal.Signals, *, work_code: int = 75
-) -> tuple[int, str]:
-    slurm.answer(work_code=work_code)
-    slurm.left(1, elsewhere=1)
-    process = start_a_rank(slurm, script_of(slurm))
-    process.send_signal(number)
-    if number == signal.SIGTERM:
-        # Slurm sends it to the ranks as well.
-        os.kill(int((slurm.root / "rank.pid").read_text()), number)
-    output, _ = process.communicate(timeout=HANG_S)
-    return process.returncode, output
-
-
 @pytest.mark.parametrize("lost", [False, True])
 def test_the_teardown_does_not_wait_for_the_ranks_of_a_lost_node(
     slurm: FakeSlurm, *, lost: bool
@@ -542,20 +528,26 @@ def test_the_teardown_does_not_wait_for_the_ranks_of_a_lost_node(
     assert (slurm.root / "torn-down").exists()
 
 
-def test_a_warned_job_is_requeued_although_a_rank_failed_while_it_finished(
-    slurm: FakeSlurm,
+@pytest.mark.parametrize(
+    ("number", "work_code", "expected"),
+    [(signal.SIGUSR1, 1, 0), (signal.SIGTERM, 75, 75)],
+    ids=["warned, and a rank failed", "cancelled"],
+)
+def test_a_warned_job_is_requeued_and_a_cancelled_one_is_not(
+    slurm: FakeSlurm, number: signal.Signals, work_code: int, expected: int
 ) -> None:
-    code, output = start_and_signal(slurm, signal.SIGUSR1, work_code=1)
+    slurm.answer(work_code=work_code)
+    slurm.left(1, elsewhere=1)
+    process = start_a_rank(slurm, script_of(slurm))
 
-    assert code == 0, output
-    assert slurm.requeued
+    process.send_signal(number)
+    if number == signal.SIGTERM:
+        # Slurm sends it to the ranks as well.
+        os.kill(int((slurm.root / "rank.pid").read_text()), number)
+    output, _ = process.communicate(timeout=HANG_S)
 
-
-def test_a_cancelled_job_stays_cancelled(slurm: FakeSlurm) -> None:
-    code, output = start_and_signal(slurm, signal.SIGTERM)
-
-    assert code == 75, output
-    assert not slurm.requeued
+    assert process.returncode == expected, output
+    assert slurm.requeued is (expected == 0)
 
 
 CONTAINERS = ("apptainer", "singularity", "pyxis", "enroot", "shifter", "podman-hpc")

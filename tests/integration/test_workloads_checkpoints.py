@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from examples import mini_pythia
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, pick_device
 
@@ -21,17 +20,10 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 NAME = "mini-s/step0"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("checkpoints")
-    mini_pythia.train({"size": "mini-s", "root": str(root), "steps": [0], "texts": 40})
-    return root
-
-
 @pytest.fixture
-def root(trained: Path, tmp_path: Path) -> Path:
+def root(root: str, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    shutil.copytree(trained / NAME, tmp_path / NAME)
+    shutil.copytree(f"{root}/{NAME}", tmp_path / NAME)
     return tmp_path
 
 

@@ -42,13 +42,6 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("checkpoints")
-    mini_pythia.train({"size": "mini-s", "root": str(root), "steps": [0], "texts": 40})
-    return str(root)
-
-
 def workload(root: str, **options: Any) -> LayerMetrics:
     return LayerMetrics(**{"root": root, "prompts": PROMPTS, "batch_size": 2, **options})
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples import mini_pythia
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.science.workloads import corpora
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, quiet_transformers
@@ -22,13 +21,6 @@ pytest.importorskip("transformers")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 NAME = "mini-s/step0"
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("checkpoints")
-    mini_pythia.train({"size": "mini-s", "root": str(root), "steps": [0], "texts": 40})
-    return str(root)
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sharedfs import hosts as module
 from tests.sharedfs.filesystems import Bindfs
-from tests.sharedfs.hosts import HOSTS, SERVER, Namespaces
+from tests.sharedfs.hosts import HOSTS, SERVER, Namespaces, processes_in
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -50,23 +49,31 @@ def test_hosts_have_a_network_and_mounts_of_their_own(tmp_path: Path) -> None:
         hosts.close()
 
 
-def test_hosts_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) -> None:
+def killed(code: str, root: Path) -> set[str]:
+    """Kill tests that run ``code`` once they have hosts; return the names of their processes.
+
+    Asserts that nothing is left of them.
+    """
     tests = subprocess.Popen(
-        [sys.executable, "-c", _KILLED, str(tmp_path)],
+        [sys.executable, "-c", code, str(root)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         text=True,
     )
     assert tests.stdout is not None
     namespace = tests.stdout.readline().strip()
-    before = module.processes_in(namespace)
+    before = processes_in(namespace)
 
     tests.kill()
     tests.communicate()
 
-    assert {"cat", "sleep", "bindfs"} == {one.name for one in before}
     end = time.monotonic() + 10
-    while module.processes_in(namespace) and time.monotonic() < end:
+    while processes_in(namespace) and time.monotonic() < end:
         time.sleep(0.01)
-    assert module.processes_in(namespace) == []
-    assert os.listdir(tmp_path) == []
+    assert processes_in(namespace) == []
+    assert os.listdir(root) == []
+    return {one.name for one in before}
+
+
+def test_hosts_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) -> None:
+    assert killed(_KILLED, tmp_path) == {"cat", "sleep", "bindfs"}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sharedfs.hosts import HOSTS, SERVER, processes_in
+from tests.sharedfs.hosts import HOSTS, SERVER
 from tests.sharedfs.nfs import NFS42, NFS3Cached
-from tests.sharedfs.rehearsal import REPOSITORY
+from tests.sharedfs.test_hosts import killed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,25 +35,7 @@ time.sleep(1000)
 
 @pytest.mark.soak  # test_hosts.py has the same end of a PID namespace, without three boots
 def test_kernels_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) -> None:
-    tests = subprocess.Popen(
-        [sys.executable, "-c", _KILLED, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert tests.stdout is not None
-    namespace = tests.stdout.readline().strip()
-    before = processes_in(namespace)
-
-    tests.kill()
-    tests.communicate()
-
-    assert {"cat", "linux.uml"} <= {one.name for one in before}
-    end = time.monotonic() + 10
-    while processes_in(namespace) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert processes_in(namespace) == []
-    assert os.listdir(tmp_path) == []
+    assert {"cat", "linux.uml"} <= killed(_KILLED, tmp_path)
 
 
 def test_each_host_is_a_kernel_with_a_trace_of_its_own(nfs: dict[str, Filesystem]) -> None:

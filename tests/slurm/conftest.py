@@ -11,6 +11,7 @@ import pytest
 from hpc_toolkit.lab.daemons import NamespaceError
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED
+from tests.slurm.templatesite import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +66,13 @@ def lab(lab_directory: Path) -> Iterator[LabUnderTest]:
         yield started
     finally:
         started.down()
+
+
+@pytest.fixture
+def site(lab: LabUnderTest, tmp_path: Path) -> Site:
+    cwd = tmp_path / "it's a site"
+    cwd.mkdir()
+    return Site(lab, cwd)
 
 
 @pytest.fixture(autouse=True)

@@ -12,20 +12,13 @@ import pytest
 from tests.slurm.templatesite import Site
 
 if TYPE_CHECKING:
-    from tests.slurm.reallab import LabUnderTest
+    pass
 
 pytestmark = [pytest.mark.slow]
 
 # Reads a variable that nobody set, and fails in the middle, as such functions do.
 UNCLEAN = 'echo "$NOBODY_SET_THIS" > /dev/null; false; grep -q nothing /dev/null'
 LMOD = Path("/etc/profile.d/lmod.sh")
-
-
-@pytest.fixture
-def site(lab: LabUnderTest, tmp_path: Path) -> Site:
-    cwd = tmp_path / "it's a site"
-    cwd.mkdir()
-    return Site(lab, cwd)
 
 
 def program(path: Path, text: str) -> Path:
@@ -111,12 +104,14 @@ def test_what_cannot_be_prepared_ends_the_job_and_is_torn_down(
     assert (site.cwd / "torn-down").exists()
 
 
-def test_setup_runs_once_a_node_and_teardown_whatever_happened(site: Site) -> None:
+def test_setup_runs_once_a_node_and_teardown_after_a_rank_failed_and_ended_its_step(
+    site: Site,
+) -> None:
     # The node's name is in the file's, so two runs on one node would fail.
     program(site.cwd / "once.sh", '#!/bin/bash\nmkdir "ready-$SLURMD_NODENAME"')
     job = site.submit(
         "command",
-        command=("bash", "-c", "exit 4"),
+        command=("bash", "-c", "(( SLURM_PROCID != 1 )) && sleep 300; exit 4"),
         node_setup=("true", "./once.sh"),
         teardown=("false", "cp -r ready-n1 kept", "exit 9"),
         nodelist="n[1-2]",

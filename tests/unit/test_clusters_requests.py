@@ -143,6 +143,29 @@ SITES = {
         "4*NodeName=n CPUTot=32 RealMemory=128000 Gres=gpu:a100:4 Partitions=part,whole",
         "2*NodeName=m CPUTot=32 RealMemory=128000 Gres=gpu:a100:8 Partitions=whole",
     ),
+    "two types": made(
+        "gpu",
+        "4*NodeName=a CPUTot=48 RealMemory=480000 Gres=gpu:a100:2,gpu:t4:4 Partitions=gpu",
+    ),
+    "slices": made(
+        "gpu", "NodeName=a CPUTot=8 RealMemory=8000 Gres=gpu:2,gpu:mig-1g.5gb:4 Partitions=gpu"
+    ),
+    "memory": made(
+        "all MaxNodes=8",
+        "9*NodeName=a CPUTot=40 RealMemory=192000 Partitions=all",
+        "4*NodeName=b CPUTot=40 RealMemory=768000 Partitions=all",
+        "NodeName=c CPUTot=40 RealMemory=1536000 Partitions=all",
+    ),
+    "old and new": made(
+        *("old", "new"),
+        "4*NodeName=a CPUTot=32 RealMemory=128000 Gres=gpu:v100:4 Partitions=old",
+        "4*NodeName=b CPUTot=96 RealMemory=960000 Gres=gpu:h100:4 Partitions=new",
+    ),
+    "deans": made(
+        *("cpu Default=YES", "more", "gpu AllowGroups=deans"),
+        "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=cpu,more",
+        "2*NodeName=g CPUTot=32 RealMemory=128000 Gres=gpu:v100:4 Partitions=gpu",
+    ),
 }
 
 OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
@@ -218,6 +241,22 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     ("complete", "--partition more", {"mem-per-cpu": "4000M"}),
     ("complete", "--partition more --cpus-per-task 40", {"mem-per-cpu": "4000M"}),
     ("whole", "--gpus-per-node A100:2", {"gpus-per-node": "a100:2"}),
+    # Types of one node are never mixed; a rank gets its share of six GPUs.
+    ("two types", "--gpus-per-node 3", {"gpus-per-node": "t4:3"}),
+    ("two types", "--gpus-per-node 2", {"gpus-per-node": "a100:2"}),
+    ("two types", "--gpus-per-node a100:2", {"cpus-per-task": "8", "mem": "160000M"}),
+    ("two types", "--gpus-per-node 5", "at most 4"),
+    ("slices", "--gpus-per-node 1", "ambiguous: site has complete .*its GPUs are mig-1g.5gb"),
+    ("memory", "--nodes 8 --ntasks-per-node 40", {"cpus-per-task": "1", "mem": "192000M"}),
+    ("memory", "--nodes 5 --mem 700G", {"mem": "700G"}),
+    ("memory", "--nodes 2 --mem 900G", "nodes at most 1 "),
+    ("memory", "--nodes 9", "nodes = 8"),
+    # Several partitions give what all of them have; one that is not listed has anything.
+    ("old and new", "--partition old,new --gpus-per-node 2", {"gpus-per-node": "2"}),
+    ("old and new", "--partition old,new --gpus-per-node 2", {"cpus-per-task": "8"}),
+    ("old and new", "--partition new --gpus-per-node 2", {"gpus-per-node": "h100:2"}),
+    ("old and new", "--partition other --gpus-per-node 64", {"gpus-per-node": "64"}),
+    ("deans", "--gpus-per-node 1", r"gpu accepts it, but is restricted \(AllowGroups=deans: you"),
 ]
 
 

@@ -125,20 +125,6 @@ def test_nodes_that_are_down_count_and_are_mentioned(tmp_path: Path) -> None:
     assert "at most 8" in str(found.refusal("--gpus-per-node 9"))
 
 
-def test_two_types_of_gpus_on_one_node_are_never_mixed(tmp_path: Path) -> None:
-    found = site(
-        tmp_path,
-        ["gpu"],
-        ["4*NodeName=a CPUTot=48 RealMemory=480000 Gres=gpu:a100:2,gpu:t4:4 Partitions=gpu"],
-    )
-
-    assert found.options("--gpus-per-node 3")["gpus-per-node"] == "t4:3"
-    assert found.options("--gpus-per-node 2")["gpus-per-node"] == "a100:2"
-    # The node has six GPUs.
-    assert found.rank("--gpus-per-node a100:2") == (8, 80000)
-    assert "at most 4" in str(found.refusal("--gpus-per-node 5"))
-
-
 def test_slices_beside_complete_gpus_and_slices_alone(tmp_path: Path) -> None:
     gres = "gpu:a100:3(S:0-1),gpu:a100_1g.5gb:7(S:1),shard:a100:24,mps:300"
     found = site(
@@ -161,35 +147,6 @@ def test_slices_beside_complete_gpus_and_slices_alone(tmp_path: Path) -> None:
     assert found.options("--partition small --gpus-per-node 1g.10gb:2")["gpus-per-node"]
 
 
-def test_untyped_gpus_beside_slices_are_refused_without_a_type(tmp_path: Path) -> None:
-    found = site(
-        tmp_path,
-        ["gpu"],
-        ["NodeName=a CPUTot=8 RealMemory=8000 Gres=gpu:2,gpu:mig-1g.5gb:4 Partitions=gpu"],
-    )
-
-    refused = found.refusal("--gpus-per-node 1")
-    assert "1 is ambiguous: site has complete GPUs and parts of them" in refused.message
-    assert "its GPUs are mig-1g.5gb" in refused.message
-
-
-def test_memory_alone_makes_kinds(tmp_path: Path) -> None:
-    found = site(
-        tmp_path,
-        ["all MaxNodes=8"],
-        [
-            "9*NodeName=a CPUTot=40 RealMemory=192000 Partitions=all",
-            "4*NodeName=b CPUTot=40 RealMemory=768000 Partitions=all",
-            "NodeName=c CPUTot=40 RealMemory=1536000 Partitions=all",
-        ],
-    )
-
-    assert found.rank("--nodes 8 --ntasks-per-node 40") == (1, 4800)
-    assert found.options("--nodes 5 --mem 700G")["mem"] == "700G"
-    assert "nodes at most 1 " in str(found.refusal("--nodes 2 --mem 900G"))
-    assert "nodes = 8" in str(found.refusal("--nodes 9"))
-
-
 def test_gpus_that_slurm_does_not_know_can_be_added(tmp_path: Path) -> None:
     nodes = ["4*NodeName=r CPUTot=16 RealMemory=1 Partitions=rtx"]
     found = site(tmp_path, ["rtx MaxTime=1-0"], nodes, "SelectType = select/linear\n")
@@ -202,43 +159,12 @@ def test_gpus_that_slurm_does_not_know_can_be_added(tmp_path: Path) -> None:
     assert not {"gres", "gpus-per-node", "mem"} & options.keys()
 
 
-def test_several_named_partitions_give_what_all_of_them_have(tmp_path: Path) -> None:
-    found = site(
-        tmp_path,
-        ["old", "new"],
-        [
-            "4*NodeName=a CPUTot=32 RealMemory=128000 Gres=gpu:v100:4 Partitions=old",
-            "4*NodeName=b CPUTot=96 RealMemory=960000 Gres=gpu:h100:4 Partitions=new",
-        ],
-    )
-
-    options = found.options("--partition old,new --gpus-per-node 2")
-    assert (options["gpus-per-node"], options["cpus-per-task"]) == ("2", "8")
-    assert found.options("--partition new --gpus-per-node 2")["gpus-per-node"] == "h100:2"
-    # Nothing is known about a partition that the file does not list.
-    assert found.options("--partition other --gpus-per-node 64")["gpus-per-node"] == "64"
-
-
 def test_a_job_goes_to_a_partition_that_the_user_may_use(tmp_path: Path) -> None:
     rights = Site(RIGHTS, tmp_path)
     assert rights.options("--nodes 4")["partition"] == "batch"
     assert rights.options("--nodes 2")["partition"] == "open"
     assert rights.options("--gpus-per-node 1")["partition"] == "teach"
     assert "open: nodes at most 2" in str(rights.refusal("--nodes 9"))
-
-
-def test_a_refusal_names_a_closed_partition_that_has_the_nodes(tmp_path: Path) -> None:
-    found = site(
-        tmp_path,
-        ["cpu Default=YES", "more", "gpu AllowGroups=deans"],
-        [
-            "4*NodeName=n CPUTot=32 RealMemory=128000 Partitions=cpu,more",
-            "2*NodeName=g CPUTot=32 RealMemory=128000 Gres=gpu:v100:4 Partitions=gpu",
-        ],
-    )
-
-    hint = found.refusal("--gpus-per-node 1").hint
-    assert "gpu accepts it, but is restricted (AllowGroups=deans: you are in none" in hint
 
 
 ROWS = "Cluster|Account|Partition|QOS|Def QOS|MaxSubmit\n{}\n".format

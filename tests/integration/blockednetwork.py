@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.documents import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Imported by every Python process, since it is on PYTHONPATH.
 REFUSE = """

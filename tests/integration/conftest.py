@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.realrun import Hpctk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

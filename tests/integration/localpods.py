@@ -12,13 +12,11 @@ import secrets
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 from tests.integration.realrun import HANG_S, REPOSITORY, wait_until
 from tests.manifestrules import expanded
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HIDDEN = ("SLURM", "SBATCH", "HPCTK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER", "PET_")
 

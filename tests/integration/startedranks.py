@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.integration.realrun import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HIDDEN = ("SLURM", "HPCTK", "TORCHELASTIC", "PET_")
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk
 from tests.unit.jobcommands import refused
-
-if TYPE_CHECKING:
-    pass
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.values import natural
 from tests.integration.realrun import Hpctk
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 ODD_NAMES = ["a b #x 100%s", "a'; touch pwned", 'a"=0"\\=0', "a\nb", "-dash ü→漢"]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.integration.realrun import journal_lines, rows_by_id, wait_until, workers_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.run import Run
-    from tests.integration.realrun import Hpctk, Started
+from hpc_toolkit.run import Run
+from tests.integration.realrun import (
+    Hpctk,
+    Started,
+    journal_lines,
+    rows_by_id,
+    wait_until,
+    workers_of,
+)
 
 DAY_S = 86_400.0
 LEASE = ("--lease", "4s")

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.command import CommandWorkload
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Prints its arguments as a JSON object.
 ARGV = (

@@ -15,8 +15,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,9 +24,6 @@ from hpc_toolkit.system.ranks import host_name
 from tests.documents import EXAMPLE_DOCS, REPOSITORY, USER_DOCS, Block, read_blocks
 from tests.notebooks import execute
 from tests.toyrun import tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WORKER = re.compile(r"\b[\w-]+-\d+-[0-9a-f]{6}\b")
 DURATION = re.compile(r"\b\d[\d.]* (?:ms|s|min \d\d s|h \d\d min)\b")

@@ -8,17 +8,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BAD, BLOCKED = 7, 6
 WORK = f"""

@@ -10,17 +10,15 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit import Executor
+from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.processes import parent_of
 from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
-
-if TYPE_CHECKING:
-    from hpc_toolkit.queue.log import StageLog
 
 SCRIPT = """
 import os

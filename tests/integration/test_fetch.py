@@ -7,16 +7,14 @@ import json
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 pytest.importorskip("huggingface_hub", reason="the extra torch is not installed")
+from collections.abc import Iterator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.realrun import Ended, Hpctk
+from tests.integration.realrun import Ended, Hpctk
 
 WEIGHTS = os.urandom(3 * 2**20)
 FILES = {

@@ -7,14 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.run import Run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ITEMS = 10
 MOST = 555

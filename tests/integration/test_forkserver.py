@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.run import Run
-from tests.integration.realrun import wait_until
-
-if TYPE_CHECKING:
-    from tests.integration.realrun import Hpctk, Started
+from tests.integration.realrun import Hpctk, Started, wait_until
 
 HEAVY = """
 import os, signal, sys, threading

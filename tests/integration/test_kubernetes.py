@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from hpc_toolkit.run import Run
 from tests.integration.localpods import LocalJob
 from tests.integration.realrun import wait_until
 from tests.manifestrules import objects_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def job_of(spec: ManifestSpec) -> dict[str, Any]:

@@ -11,8 +11,10 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +23,6 @@ from hpc_toolkit.submit.jobs import RunJob, own_login, record_job
 from hpc_toolkit.system.processes import readable
 from tests.integration.realrun import HANG_S, Hpctk
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 

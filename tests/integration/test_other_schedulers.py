@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.queue.presence import read_presence
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.realrun import Hpctk
+from tests.integration.realrun import Hpctk
 
 JOBS = {
     "pbs:12": {"PBS_JOBID": "12.site", "PBS_JOBNAME": "squares"},

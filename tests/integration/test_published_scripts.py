@@ -7,16 +7,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit import study
 from hpc_toolkit.run import Run
 from tests.documents import REPOSITORY, read_blocks
-
-if TYPE_CHECKING:
-    from tests.integration.realrun import Hpctk
+from tests.integration.realrun import Hpctk
 
 GUIDE = {one.file: one.text for one in read_blocks(REPOSITORY / "docs/how-to/scripts.md")}
 """The scripts after the change."""

@@ -9,17 +9,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
 from tests.onlyray import only_ray
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.slow]
 

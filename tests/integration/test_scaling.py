@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,9 +10,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.recorder import Recorder
 
 pytest.importorskip("torch", reason="the extra torch is not installed")
-
-if TYPE_CHECKING:
-    from tests.integration.realrun import Hpctk
+from tests.integration.realrun import Hpctk
 
 RECORDED = """
 import time

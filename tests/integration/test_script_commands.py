@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.slurm.batch.work import read_left
-from tests.integration.realrun import wait_until
+from tests.integration.realrun import Hpctk, wait_until
 from tests.integration.test_campaign import CAMPAIGN
-
-if TYPE_CHECKING:
-    from tests.integration.realrun import Hpctk
 
 TOY = Path(__file__).parent / "toy_campaign.py"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import griffe
@@ -14,10 +16,6 @@ from hpc_toolkit.campaign import tables
 from hpc_toolkit.slurm.clusters.keys import KEYS, PARTITION_KEYS
 from tests import site
 from tests.documents import REPOSITORY, public_names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]  # test_docs_words.py follows links
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.worker.slurmliveness import SlurmLiveness
 from tests.integration.realrun import lives, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -8,17 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from hpc_toolkit.run import Run
 from hpc_toolkit.tracking import TRACKERS, export
 from tests.documents import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 CODE = """
 import math, os

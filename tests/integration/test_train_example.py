@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
 pytest.importorskip("torch")
 
-from tests.integration.realrun import REPOSITORY, wait_until
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.realrun import Hpctk
+from tests.integration.realrun import REPOSITORY, Hpctk, wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ for needed in ("sklearn", "xgboost", "lightgbm"):
 
 from examples import train_trees  # noqa: E402 - only where its libraries are
 from tests.integration.realrun import REPOSITORY, wait_until  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = ("--rows", "600", "--features", "8", "--checkpoint-every", "3")
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import csv
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.documents import REPOSITORY
 from tests.integration.test_docs import Shell
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,7 @@ from hpc_toolkit.science.metrics import (
 from hpc_toolkit.science.workloads import onepass
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics, augment
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.science.workloads.onepass import BatchSize
+from hpc_toolkit.science.workloads.onepass import BatchSize
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

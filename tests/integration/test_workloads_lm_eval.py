@@ -7,8 +7,9 @@ import os
 import random
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,7 @@ from hpc_toolkit.science.workloads.corpora import evaluation_articles
 from hpc_toolkit.science.workloads.fetching import no_network_in_jobs
 from hpc_toolkit.science.workloads.lm_eval_tasks import LmEvalTasks
 from tests.integration.blockednetwork import attempts_of, block_network
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.integration.realrun import Hpctk
+from tests.integration.realrun import Hpctk
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("lm_eval")

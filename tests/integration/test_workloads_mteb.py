@@ -6,21 +6,18 @@ import importlib
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.science.workloads.corpora import evaluation_articles
+from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 from hpc_toolkit.science.workloads.mteb_tasks import LayerEncoder, MtebTasks, write_results
 from tests.documents import REPOSITORY, read_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.science.workloads import onepass
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 from hpc_toolkit.science.workloads.embeddings import pooled
-from hpc_toolkit.science.workloads.onepass import Anatomy, BatchSize, anatomy, forward
+from hpc_toolkit.science.workloads.onepass import (
+    Anatomy,
+    Batch,
+    BatchSize,
+    FinalNorm,
+    anatomy,
+    forward,
+)
 from tests.tinymodels import BLOCKS, TEXTS, WIDTH, alone, cut, tiny
-
-if TYPE_CHECKING:
-    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
-    from hpc_toolkit.science.workloads.onepass import Batch, FinalNorm
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

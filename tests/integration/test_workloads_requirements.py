@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.science.workloads.checkpoints import require_positions
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel, require_positions
 from hpc_toolkit.science.workloads.onepass import tokenize
 from tests.tinymodels import alone, tiny
-
-if TYPE_CHECKING:
-    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -7,11 +7,9 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 def noise(*parts: object) -> float:

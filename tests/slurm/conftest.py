@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from hpc_toolkit.lab.daemons import NamespaceError
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED
 from tests.slurm.templatesite import Site
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["LabUnderTest"]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
@@ -15,12 +17,7 @@ from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.values import file_name
 from tests.hostile import HOSTILE, ODD_BUT_FINE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from tests.slurm.reallab import LabUnderTest
+from tests.slurm.reallab import LabUnderTest
 
 PYTHON = "/opt/python"
 ODD_PLACE = 'it\'s "the" $(touch canary) `place`; # \u540d\u524d'

@@ -7,7 +7,6 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,13 +17,9 @@ from hpc_toolkit.lab.commands import (
     missing_programs,
 )
 from hpc_toolkit.lab.settings import LabSettings, lab_paths
-from hpc_toolkit.lab.state import kill_members, members
-from hpc_toolkit.slurm.records import SQUEUE_FIELDS, parse_squeue
+from hpc_toolkit.lab.state import Member, kill_members, members
+from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord, parse_squeue
 from tests.integration.realrun import HANG_S
-
-if TYPE_CHECKING:
-    from hpc_toolkit.lab.state import Member
-    from hpc_toolkit.slurm.records import JobRecord
 
 SETTINGS = LabSettings(nodes=8, gpus_per_node=4)
 # Variables of whoever runs the tests that the programs under test would obey.

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from hpc_toolkit.lab import Lab
 from hpc_toolkit.lab.commands import environment
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
@@ -20,11 +22,6 @@ from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.slurm.records import JobRecord
 from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LOOK_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hpc_toolkit.lab import Lab
 
 T = TypeVar("T")
 

@@ -7,7 +7,8 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
@@ -16,12 +17,8 @@ from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import PROGRAMS, read_spec
 from tests.integration.realrun import HANG_S
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.slurm.reallab import LabUnderTest
 
 ODD = "o'd d"
 """A run whose name needs quotes."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,13 +16,8 @@ from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.run import Run
 from tests.integration.realrun import REPOSITORY
 from tests.integration.test_campaign import CAMPAIGN
+from tests.slurm.conftest import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, Rehearsal, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.slurm.conftest import LabUnderTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 

@@ -7,20 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.test_campaign import CAMPAIGN
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import Site
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.slurm.reallab import LabUnderTest
 
 pytestmark = [pytest.mark.slow]
 

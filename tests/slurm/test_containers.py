@@ -12,17 +12,15 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.slurm.containers import PROGRAMS
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import ODD, Site
 from tests.slurm.test_template_environments import program
-
-if TYPE_CHECKING:
-    from tests.slurm.reallab import LabUnderTest
 
 pytestmark = [pytest.mark.slow]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,9 +13,7 @@ from hpc_toolkit.slurm.render.file import read_header
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from tests.hostile import ODD_BUT_FINE
-
-if TYPE_CHECKING:
-    from tests.slurm.reallab import LabUnderTest
+from tests.slurm.reallab import LabUnderTest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "slurm" / "examples").glob("*.sbatch"))
 # The first names partitions, licenses and features of another site, and options of newer versions;

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hpc_toolkit.lab.settings import CLUSTER_NAME
+from tests.slurm.conftest import LabUnderTest
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.slurm.conftest import LabUnderTest
 
 
 def test_two_nodes_of_a_step_examine_a_run_and_one_kernel_proves_nothing_of_two(

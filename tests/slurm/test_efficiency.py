@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from hpc_toolkit.lab.settings import LabSettings
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import ODD, Site
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow]
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.integration.realrun import REPOSITORY
-
-if TYPE_CHECKING:
-    from tests.slurm.reallab import LabUnderTest
+from tests.slurm.reallab import LabUnderTest
 
 pytestmark = [pytest.mark.slow]
 

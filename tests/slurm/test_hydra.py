@@ -7,17 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
 from tests.integration.realrun import REPOSITORY
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, wait_until
-
-if TYPE_CHECKING:
-    from tests.slurm.reallab import LabUnderTest
 
 pytestmark = pytest.mark.slow
 

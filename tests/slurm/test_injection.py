@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +13,8 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.render.spec import OPTIONS, ScriptSpec
 from tests.slurm import injection
 from tests.slurm.injection import DIRECTIVES, ODD_PLACE, PLACES, TEXTS, Reader, can_be_a_name
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.slurm.reallab import LabUnderTest
 
 SLEEP = "hpc_toolkit.science.workloads.synthetic:Sleep"
 READ = 2

@@ -6,10 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,6 @@ from tests.slurm import injection
 from tests.slurm.injection import ODD_PLACE, TEXTS, can_be_a_name
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SLEEP = "hpc_toolkit.science.workloads.synthetic:Sleep"
 CLEAR = "\x1b[2J\x1b]0;evil\x07\x9b2J\u202e\r"

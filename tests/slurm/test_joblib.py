@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.integration.realrun import REPOSITORY
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.slurm.reallab import LabUnderTest
 
 pytestmark = pytest.mark.slow
 

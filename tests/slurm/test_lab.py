@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from hpc_toolkit.lab.state import members, read_record
 from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SHOW_GPUS = "srun bash -c 'echo $SLURM_PROCID $(hostname) ${CUDA_VISIBLE_DEVICES:-none}'"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +16,6 @@ from hpc_toolkit.lab.state import members
 from hpc_toolkit.run import Run
 from tests.integration.realrun import HANG_S, wait_until
 from tests.slurm.reallab import LabUnderTest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SUITE = "trixie"
 PROGRAM = f"{sys.executable} -P -m hpc_toolkit"

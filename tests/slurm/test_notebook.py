@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +15,8 @@ from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.submit.jobs import read_jobs
 from tests.notebooks import EXAMPLE, execute
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.slurm.reallab import LabUnderTest
 
 pytestmark = pytest.mark.slow
 

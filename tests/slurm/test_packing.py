@@ -5,19 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.integration.realrun import journal_lines
+from tests.slurm.conftest import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, Rehearsal, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.slurm.conftest import LabUnderTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -11,15 +11,16 @@ import shlex
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.lab.state import members
+from tests.slurm.conftest import LabUnderTest
 from tests.slurm.rehearsal import (
     FULL,
     MEASURED,
@@ -31,11 +32,6 @@ from tests.slurm.rehearsal import (
     check_whole,
     wait_until,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.slurm.conftest import LabUnderTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +12,7 @@ from hpc_toolkit.lab.commands import install_command, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun
 
 # The ranks of a node leave when its file appears; the step goes on, as in a job of a work queue.
 JOB = """#!/bin/bash

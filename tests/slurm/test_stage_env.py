@@ -7,15 +7,13 @@ import re
 import sysconfig
 import venv
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import ODD, Site
-
-if TYPE_CHECKING:
-    from tests.slurm.reallab import LabUnderTest
 
 pytestmark = [pytest.mark.slow]
 

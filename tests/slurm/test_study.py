@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit import Run
 from tests.integration.realrun import workers_of
 from tests.integration.test_study import LINE, TUNE, checked, lines
+from tests.slurm.conftest import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, Rehearsal, wait_until
-
-if TYPE_CHECKING:
-    from tests.slurm.conftest import LabUnderTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -8,11 +8,13 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,10 +27,6 @@ from hpc_toolkit.worker.slurmliveness import judge
 from tests.integration.realrun import HANG_S, lives
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 SMALL = ("--cluster", "lab", "--mem", "1G", "--time", "5", "--cpus-per-task", "1")

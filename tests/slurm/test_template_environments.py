@@ -5,14 +5,11 @@ from __future__ import annotations
 import shlex
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.slurm.templatesite import Site
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [pytest.mark.slow]
 

@@ -6,17 +6,14 @@ the time limit; test_scenarios.py waits for a limit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import Site
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 pytestmark = [pytest.mark.slow]
 

@@ -17,16 +17,14 @@ import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.slurm.held_training import HELD
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, wait_until
 from tests.slurm.templatesite import Site
-
-if TYPE_CHECKING:
-    from tests.slurm.reallab import LabUnderTest
 
 # In one process: all tests look at the same jobs.
 pytestmark = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,6 @@ from tests.documents import REPOSITORY, read_blocks
 from tests.integration.realrun import wait_until
 from tests.integration.test_docs import Shell, blurred, transcript
 from tests.slurm.test_weeks import own_lab, shell
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["own_lab", "shell"]
 pytestmark = [pytest.mark.slow]

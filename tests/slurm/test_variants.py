@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +23,6 @@ from hpc_toolkit.lab.settings import LabSettings
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import ODD, Site
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

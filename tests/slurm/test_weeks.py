@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.integration.test_docs import Shell
 from tests.integration.test_weeks import rows, run_week
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.slurm.reallab import LabUnderTest
+from tests.slurm.reallab import LabUnderTest
 
 pytestmark = [pytest.mark.slow]
 

@@ -6,26 +6,21 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.coordinator import Coordinator
-from hpc_toolkit.campaign.decisions import read_decisions
-from hpc_toolkit.campaign.settings import parse_campaign, settings_of
+from hpc_toolkit.campaign.decisions import Decision, read_decisions
+from hpc_toolkit.campaign.settings import Campaign, parse_campaign, settings_of
 from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.valuefiles import Encoded
 from tests.toyrun import ToyWorker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import pytest
-
-    from hpc_toolkit.campaign.decisions import Decision
-    from hpc_toolkit.campaign.settings import Campaign
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 SECONDS = {"a": 1.0, "b": 2.0, "c": 30.0}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line, lacks
+from hpc_toolkit.results.status import Ends
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec
@@ -18,11 +20,6 @@ from hpc_toolkit.submit.keeping import jobs_with_work
 from hpc_toolkit.submit.submission import left_lines, sized
 from tests.toyrun import ToyRun
 from tests.unit.jobcommands import refused
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.results.status import Ends
 
 SITE = Cluster(
     name="site",

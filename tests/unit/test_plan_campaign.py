@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import Forecaster, Guess
 from hpc_toolkit.planning.nodes import Worker, node_of
-from hpc_toolkit.planning.plan import as_lines, make_plan
+from hpc_toolkit.planning.plan import Plan, as_lines, make_plan
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.work import Work
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.manualclock import ManualClock
 from tests.unit.playedcampaign import Played, toy
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.planning.plan import Plan
 
 SITE = load_cluster("generic")
 NODE = node_of(SITE, Worker(per_node=16))

@@ -7,7 +7,9 @@ import os
 import resource
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +17,6 @@ from hpc_toolkit.engines.localcampaign import work_campaign
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker.worker import WorkerOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 MOST = 1024
 """Descriptors that select(2) knows."""

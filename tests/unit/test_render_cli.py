@@ -6,10 +6,10 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +20,6 @@ from hpc_toolkit.slurm.render.spec import FIELDS, ScriptSpec
 from tests.scripttext import batch_words
 from tests.toyrun import ToyRun
 from tests.unit import jobcommands
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DEFAULT = Path("slurm/work-queue.sbatch")
 CHECKOUT = Path(__file__).parents[2]

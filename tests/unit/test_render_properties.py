@@ -7,7 +7,8 @@ import re
 import subprocess
 from dataclasses import fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -29,9 +30,6 @@ from hpc_toolkit.slurm.render.spec import (
     read_spec,
 )
 from tests.hostile import HOSTILE, ODD_BUT_FINE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PYTHON = "/opt/python"
 GENERIC = replace(load_cluster("generic"), conda_base="/opt/conda", container_runtime="apptainer")

@@ -10,9 +10,11 @@ import shutil
 import statistics
 import subprocess
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from contextlib import suppress
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,16 +27,11 @@ from hpc_toolkit.results.activity import Activity, Lane, Timeline, read_activity
 from hpc_toolkit.results.history import Attempt, Claim, History, Release
 from hpc_toolkit.results.sums import ranges_of
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.reporting import read_facts, report_of
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from hpc_toolkit.rundir.layout import RunPaths
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.status import read_status
 from hpc_toolkit.results.workers import FILES_PER_S, Sampler, living_workers, pause_s, read_hosts
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpc_toolkit.queue.view import RunView
 
 NOW = 1_800_000_000.0
 

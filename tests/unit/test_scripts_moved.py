@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.slurm.records import script_options
 from tests.unit.jobcommands import call
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SITE = """
 max_walltime = "2-00:00:00"

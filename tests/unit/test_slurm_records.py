@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +23,6 @@ from hpc_toolkit.slurm.records import (
 )
 from tests.fakeslurm import Programs, squeue_line
 from tests.integration.realrun import lives, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

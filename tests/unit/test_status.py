@@ -8,7 +8,8 @@ import re
 import socket
 import time
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -26,9 +27,6 @@ from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker, tree
 from tests.unit.playedcampaign import Played
 from tests.unit.playedcampaign import toy as toy_campaign
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW = 1_000_000.0
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.tables import columns_of, write_table, writer_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def row(item: dict[str, Any], value: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
 from tests.hostile import HOSTILE
 from tests.toyrun import ToyWorker, spec_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def traced(root: Path, file: Path, stage: str | None = None) -> int:

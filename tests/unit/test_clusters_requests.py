@@ -21,7 +21,7 @@ from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.submit.submission import of_request
 from tests.hostile import HOSTILE
-from tests.sites import Site, invented
+from tests.sites import Site, invented, recorded
 from tests.unit.jobcommands import call
 
 ROWS = """Cluster|Account|Partition|QOS|Def QOS|MaxSubmit
@@ -143,6 +143,14 @@ SITES = {
         "4*NodeName=n CPUTot=32 RealMemory=128000 Gres=gpu:a100:4 Partitions=part,whole",
         "2*NodeName=m CPUTot=32 RealMemory=128000 Gres=gpu:a100:8 Partitions=whole",
     ),
+    "mixed": recorded("mixed"),
+    "rights": recorded("rights"),
+    "limits": made(
+        "gpu DefMemPerCPU=2000 MaxMemPerCPU=4000 JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=60000",
+        "cpu MaxMemPerNode=UNLIMITED",
+        "2*NodeName=a CPUTot=64 RealMemory=512000 Gres=gpu:h100:4 Partitions=gpu,cpu",
+        config="MaxMemPerNode = UNLIMITED\nMaxMemPerCPU = 5000\n",
+    ),
     "two types": made(
         "gpu",
         "4*NodeName=a CPUTot=48 RealMemory=480000 Gres=gpu:a100:2,gpu:t4:4 Partitions=gpu",
@@ -241,6 +249,33 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     ("complete", "--partition more", {"mem-per-cpu": "4000M"}),
     ("complete", "--partition more --cpus-per-task 40", {"mem-per-cpu": "4000M"}),
     ("whole", "--gpus-per-node A100:2", {"gpus-per-node": "a100:2"}),
+    (
+        "mixed",
+        "--nodes 60",
+        r"--nodes: 60 is more than site has \(.*main\.kinds: nodes at most 50 ",
+    ),
+    (
+        "mixed",
+        "--nodes 4 --gpus-per-node a100:8",
+        r"--nodes: 4 .*main\.kinds: nodes at most 3 \(a100x8\)\)",
+    ),
+    ("mixed", "--nodes 4 --gpus-per-node 8", r"--nodes: 4 .*nodes at most 3 \(a100x8\)"),
+    ("mixed", "--nodes 3 --mem 2900G", r"--nodes: 3 .*nodes at most 2 \(cpu64-3000G\)"),
+    ("mixed", "--nodes 3 --sbatch constraint=fat", r"--nodes: 3 .*nodes at most 2 \(cpu64-3000G\)"),
+    ("mixed", "--gpus-per-node a30:3", r"--gpus-per-node: 3 .*GPUs a node at most 2"),
+    ("mixed", "--gpus-per-node v100:1", r"--gpu-type: v100 .*its GPUs are a30, a100"),
+    ("mixed", "--gpus-per-node a100:1 --sbatch constraint=fat", "--gpu-type: a100"),
+    ("mixed", "--mem 3100G", r"memory per node: 3100G .*memory a node at most 3000G"),
+    ("mixed", "--cpus-per-task 129", r"--cpus-per-task: 129 .*CPUs a node at most 128"),
+    # Partitions that the user may use.
+    ("rights", "--nodes 4", {"partition": "batch"}),
+    ("rights", "--nodes 2", {"partition": "open"}),
+    ("rights", "--gpus-per-node 1", {"partition": "teach"}),
+    ("rights", "--nodes 9", "open: nodes at most 2"),
+    # 16 CPUs with 4000M are less than a quarter of the node.
+    ("limits", "--partition gpu --gpus-per-node 1", {"mem-per-gpu": "64000M"}),
+    ("limits", "--partition gpu", {"mem-per-cpu": "4000M"}),
+    ("limits", "--partition cpu", {"mem-per-cpu": "5000M"}),
     # Types of one node are never mixed; a rank gets its share of six GPUs.
     ("two types", "--gpus-per-node 3", {"gpus-per-node": "t4:3"}),
     ("two types", "--gpus-per-node 2", {"gpus-per-node": "a100:2"}),

@@ -27,7 +27,7 @@ from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib
 from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 from tests.sites import Site, drafted, invented, mib, recorded, site
 
-MIXED, SLICES, RIGHTS, MEMORY = map(recorded, ("mixed", "slices", "rights", "memory"))
+MIXED, SLICES, MEMORY = map(recorded, ("mixed", "slices", "memory"))
 
 
 @pytest.fixture
@@ -65,31 +65,6 @@ def test_a_job_gets_its_share_of_the_nodes_that_fit(
     options, note = mixed.render("--nodes 1 --gpus-per-node 4")
     assert options["gpus-per-node"] == "a100:4"
     assert "nodes that fit: 3 a100x8" in note
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--nodes 60", r"--nodes: 60 is more than site has \(.*main\.kinds: nodes at most 50 "),
-        (
-            "--nodes 4 --gpus-per-node a100:8",
-            r"--nodes: 4 .*main\.kinds: nodes at most 3 \(a100x8\)\)",
-        ),
-        ("--nodes 4 --gpus-per-node 8", r"--nodes: 4 .*nodes at most 3 \(a100x8\)"),
-        ("--nodes 3 --mem 2900G", r"--nodes: 3 .*nodes at most 2 \(cpu64-3000G\)"),
-        ("--nodes 3 --sbatch constraint=fat", r"--nodes: 3 .*nodes at most 2 \(cpu64-3000G\)"),
-        ("--gpus-per-node a30:3", r"--gpus-per-node: 3 .*GPUs a node at most 2"),
-        ("--gpus-per-node v100:1", r"--gpu-type: v100 .*its GPUs are a30, a100"),
-        ("--gpus-per-node a100:1 --sbatch constraint=fat", "--gpu-type: a100"),
-        ("--mem 3100G", r"memory per node: 3100G .*memory a node at most 3000G"),
-        ("--cpus-per-task 129", r"--cpus-per-task: 129 .*CPUs a node at most 128"),
-    ],
-)
-def test_what_no_kind_or_too_few_nodes_have_is_refused(
-    mixed: Site, words: str, message: str
-) -> None:
-    with pytest.raises(RenderError, match=message):
-        mixed.render(words)
 
 
 def test_slices_are_taken_as_written_and_get_less_of_a_node_than_larger_ones(slices: Site) -> None:
@@ -157,14 +132,6 @@ def test_gpus_that_slurm_does_not_know_can_be_added(tmp_path: Path) -> None:
     options = found.options("--nodes 2 --gpus-per-node 4")
     assert (options["ntasks-per-node"], options["cpus-per-task"]) == ("4", "4")
     assert not {"gres", "gpus-per-node", "mem"} & options.keys()
-
-
-def test_a_job_goes_to_a_partition_that_the_user_may_use(tmp_path: Path) -> None:
-    rights = Site(RIGHTS, tmp_path)
-    assert rights.options("--nodes 4")["partition"] == "batch"
-    assert rights.options("--nodes 2")["partition"] == "open"
-    assert rights.options("--gpus-per-node 1")["partition"] == "teach"
-    assert "open: nodes at most 2" in str(rights.refusal("--nodes 9"))
 
 
 ROWS = "Cluster|Account|Partition|QOS|Def QOS|MaxSubmit\n{}\n".format
@@ -341,21 +308,6 @@ def test_complete_nodes_are_billed_where_they_are_given(memory: Site) -> None:
     memory.edit("whole_nodes = true", 'mem_style = "none"\nwhole_nodes = true')
     assert not {"mem", "mem-per-cpu"} & memory.options("--partition acc --gpus-per-node 8").keys()
     assert "mem" in memory.options("--partition big")
-
-
-def test_memory_per_gpu_within_a_limit_per_cpu(tmp_path: Path) -> None:
-    limits = "DefMemPerCPU=2000 MaxMemPerCPU=4000 JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=60000"
-    found = site(
-        tmp_path,
-        [f"gpu {limits}", "cpu MaxMemPerNode=UNLIMITED"],
-        ["2*NodeName=a CPUTot=64 RealMemory=512000 Gres=gpu:h100:4 Partitions=gpu,cpu"],
-        "MaxMemPerNode = UNLIMITED\nMaxMemPerCPU = 5000\n",
-    )
-
-    # 16 CPUs with 4000M are less than a quarter of the node.
-    assert found.options("--partition gpu --gpus-per-node 1")["mem-per-gpu"] == "64000M"
-    assert found.options("--partition gpu")["mem-per-cpu"] == "4000M"
-    assert found.options("--partition cpu")["mem-per-cpu"] == "5000M"
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,6 @@ def model(kind: str) -> LoadedModel:
     if kind == "roberta":  # it counts from behind its padding, so two positions are never used
         from transformers import RobertaConfig, RobertaModel
 
-        from hpc_toolkit.science.workloads.checkpoints import LoadedModel
-
         sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
         config = RobertaConfig(
             vocab_size=60, num_hidden_layers=1, max_position_embeddings=POSITIONS + 2, **sizes

@@ -1,4 +1,4 @@
-"""How many file operations a worker needs: a job starts thousands of them at once."""
+"""What a worker costs: few file operations, and its throughput beside other queues."""
 
 from __future__ import annotations
 
@@ -58,3 +58,22 @@ def test_a_worker_needs_few_file_operations(
     least = next((found for found in runs if found <= MOST), MOST + 1)
 
     assert 0 < least <= MOST
+
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_the_benchmark_measures_ours_and_others_in_one_table(tmp_path: Path) -> None:
+    argv = [sys.executable, "benchmarks/throughput.py", "--items", "60", "--workers", "2"]
+    argv += ["--repeats", "1", "--peer-python", sys.executable, "--peer", "naive_filelock"]
+
+    ended = subprocess.run(
+        [*argv, "--dir", str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+
+    rows = [line.split("|") for line in ended.stdout.splitlines() if line.startswith("| ")]
+    assert [row[1].split()[0] for row in rows] == ["queue", "---", "hpctk", "naive_filelock"]
+    for row in rows[2:]:
+        assert [cell.strip() for cell in row[5:7]] == ["0", "0"]
+    assert "60 no-op items, 2 workers" in ended.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -13,12 +14,59 @@ from tests.tinymodels import tiny
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-LiveBytes: Any = pytest.importorskip("tests.livebytes").LiveBytes
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - only where torch is
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 WIDTH, TOKENS, TEXTS = 32, 24, 4
 STATES = 4 * TEXTS * TOKENS * WIDTH
 """Bytes of the states of one batch at one layer."""
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of tensors that operations create inside the block, on any device.
+
+    Memory that an operation allocates and frees internally is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now: int = 0
+        self.peak: int = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        returned = function(*args, **(kwargs or {}))
+        taken = {
+            _storage(one)._cdata
+            for one in tree_leaves((args, kwargs))
+            if isinstance(one, torch.Tensor)
+        }
+        for one in tree_leaves(returned):
+            if isinstance(one, torch.Tensor):
+                storage = _storage(one)
+                if storage._cdata not in self._seen | taken:
+                    self._add(storage)
+        return returned
+
+    def _add(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._seen.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._remove, key, size)
+
+    def _remove(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now -= size
+
+
+def _storage(one: Any) -> Any:
+    return one.untyped_storage()
 
 
 def passing(blocks: int, prompts: int, *, tokens: int | None = None) -> tuple[int, int]:

@@ -11,7 +11,6 @@ import pytest
 from hpc_toolkit.doctor.sides import Channel
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir import files
-from tests.staleclient import StaleClient
 from tests.toyrun import ToyRun
 
 ROUNDS = 200
@@ -93,3 +92,23 @@ def test_a_reader_of_a_rewritten_file_never_misses_its_first_line(fast_dir: Path
     os.close(fd)
 
     assert seen <= set(lines)
+
+
+class StaleClient:
+    """Reads a file again only if its size changed, as an ``open`` does within one clock tick."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._copies: dict[Path, bytes] = {}
+        monkeypatch.setattr(files, "read_fresh", self.read)
+
+    def read(self, path: Path) -> bytes:
+        copy = self._copies.get(path, b"")
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return b""
+        if size != len(copy):
+            # Read only this many bytes, because the file may grow meanwhile.
+            with path.open("rb", buffering=0) as file:
+                copy = self._copies[path] = file.read(size)
+        return copy

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import shlex
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,6 @@ from hpc_toolkit.slurm.render.spec import DEFAULTS, FIELDS, ScriptSpec, option
 from hpc_toolkit.slurm.render.values import PASSED
 from hpc_toolkit.workerjobs import Resources, request
 from hpc_toolkit.workerjobs import _requested as requested
-from tests.fakesbatch import KeptJobs, options
 from tests.fakeslurm import Programs, pending_line
 from tests.unit.test_futures import answer
 
@@ -175,3 +177,42 @@ def test_workers_are_ranks_of_one_job(
 ) -> None:
     found = options(request(run, n, SITE, resources).text)
     assert (int(found["nodes"]), int(found["ntasks-per-node"])) == shape
+
+
+_SBATCH = """\
+#!/bin/sh
+number=$(cat "$0.number" 2>/dev/null || echo 100)
+echo $((number + 1)) > "$0.number"
+for script do :; done
+cp "$script" "$0.script-$number"
+echo "$number"
+"""
+
+
+class KeptJobs:
+    """Accepts every job and keeps its script; jobs are numbered from 100."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root = root / "programs"
+        self._root.mkdir()
+        (self._root / "sbatch").write_text(_SBATCH)
+        (self._root / "sbatch").chmod(0o755)
+        for name in list(os.environ):
+            if name.startswith(("SLURM", "SBATCH", "HPCTK")):
+                monkeypatch.delenv(name)
+        monkeypatch.setenv("PATH", f"{self._root}:{os.environ['PATH']}")
+        # The checkout may be in a directory from which hpctk refuses to submit.
+        monkeypatch.chdir(root)
+
+    def options(self) -> list[dict[str, str]]:
+        """Return the directives of every job."""
+        found = sorted(self._root.glob("sbatch.script-*"))
+        return [options(path.read_text()) for path in found]
+
+
+def options(text: str) -> dict[str, str]:
+    """Return the directives of a script, by name; assert that each occurs once."""
+    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(.*))?$", text, re.MULTILINE)
+    assert len(found) == len(re.findall("^#SBATCH", text, re.MULTILINE))
+    assert len(dict(found)) == len(found)
+    return {name: shlex.split(value)[0] if value else "" for name, value in found}

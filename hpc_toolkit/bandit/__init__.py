@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
 from hpc_toolkit.bandit.asktell import Policy, StopRules, ask_within, make_policy
-from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet
+from hpc_toolkit.bandit.policy import Observation, Pull, Recommendation, TaskSet
 
 __all__ = [
     "Arm",
     "ArmTable",
     "Observation",
     "Policy",
-    "Proposal",
     "Pull",
     "Recommendation",
     "StopRules",

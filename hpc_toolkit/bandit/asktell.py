@@ -15,7 +15,6 @@ from hpc_toolkit.bandit.gp import EACH, GpEi, GpUcb
 from hpc_toolkit.bandit.policy import (
     Floats,
     Observation,
-    Proposal,
     Pull,
     Recommendation,
     TaskSet,
@@ -143,7 +142,7 @@ class Policy:
         self._rewards: dict[int, Reward | None] = {}
         """Rewards of arms whose tasks were all told; None: the arm has none."""
 
-    def ask(self, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
+    def ask(self, n: int, pending: Sequence[str | Pull] = ()) -> list[Pull]:
         """Return at most ``n`` pulls.
 
         An empty list means that a pending pull must be told first, or, if none is pending, that
@@ -260,13 +259,12 @@ def _is_tie(found: tuple[float, float | None], best: Reward, other: Reward) -> b
     return round(gap, TIE_DECIMALS) <= noise
 
 
-def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
+def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> list[Pull]:
     """Return at most ``n`` pulls, fewer if a stop rule holds after some of them."""
     asked = policy.ask(n, pending)
-    pulls = [proposal.pull for proposal in asked]
 
     def stops_before(place: int) -> bool:
-        return policy.stop([*pending, *pulls[:place]]) is not None
+        return policy.stop([*pending, *asked[:place]]) is not None
 
     # Each pending pull only adds to what is spent, so bisection finds the first that is too much.
     return asked[: bisect_left(range(len(asked)), True, key=stops_before)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from hpc_toolkit.bandit import rule
 from hpc_toolkit.bandit.arms import FEATURES, columns
-from hpc_toolkit.bandit.policy import Bools, Floats, Proposal
+from hpc_toolkit.bandit.policy import Bools, Floats, Pull
 
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)
 """Values to add to the diagonal, tried in order until the Cholesky factor exists."""
@@ -242,12 +242,12 @@ class GpRule(rule.Rule):
     scales: str = rule.word_option("one", SCALES)
     """Whether one length scale is fitted for all columns, or "each" column counts for itself."""
 
-    def choose(self, history: rule.History, n: int) -> list[Proposal]:
+    def choose(self, history: rule.History, n: int) -> list[Pull]:
         wanted = min(n, len(history.table.arms) - len(history.taken))
         points = columns(history.table, self.features)
         opening = self._opening(history, points, wanted)
         ids = history.table.ids
-        proposals = [Proposal(ids[i]) for i in opening]
+        proposals = [Pull(ids[i]) for i in opening]
         if len(opening) < wanted:
             proposals += self._climb(history, points, opening, wanted - len(opening))
         return proposals
@@ -263,7 +263,7 @@ class GpRule(rule.Rule):
 
     def _climb(
         self, history: rule.History, points: Floats, opening: list[int], n: int
-    ) -> list[Proposal]:
+    ) -> list[Pull]:
         """Choose by a model ``n`` of the arms that are neither taken nor in ``opening``.
 
         The caller makes sure that there are at least ``n`` of these arms.
@@ -276,7 +276,7 @@ class GpRule(rule.Rule):
         proposals = []
         for _ in range(n):
             index = self._pick(ask)
-            proposals.append(Proposal(history.table.ids[index]))
+            proposals.append(Pull(history.table.ids[index]))
             ask.free[index] = False
             posterior.believe(index)
         return proposals

@@ -26,7 +26,7 @@ LARGEST_NUMBER = 1e100
 
 
 class Pull(NamedTuple):
-    """One arm and the tasks to evaluate it on."""
+    """One arm and the tasks to evaluate it on; pass it to ``ask`` as pending until it is told."""
 
     arm: str
     tasks: tuple[str, ...] = ()
@@ -88,20 +88,6 @@ def refuse_repeats(what: str, words: Sequence[object]) -> None:
         if count > 1:
             message = f"{what} {word!r} occurs {count} times"
             raise ConfigError(message, hint=f"every {what} must be unique")
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """One arm that a policy wants evaluated."""
-
-    arm: str
-    tasks: tuple[str, ...] = ()
-    """The tasks to evaluate the arm on; empty means every task not requested before."""
-
-    @property
-    def pull(self) -> Pull:
-        """The arm and its tasks; pass this to ``ask`` as pending until it is told."""
-        return Pull(self.arm, self.tasks)
 
 
 @dataclass(frozen=True, slots=True)

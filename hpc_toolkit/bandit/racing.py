@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.policy import Floats, Indices, Proposal
+from hpc_toolkit.bandit.policy import Floats, Indices, Pull
 from hpc_toolkit.bandit.rule import (
     TIE_DECIMALS,
     Finalists,
@@ -97,22 +97,20 @@ class Rung:
         self.done = until
         return True
 
-    def proposals(self, n: int) -> list[Proposal]:
+    def proposals(self, n: int) -> list[Pull]:
         """Return the first ``n`` requested pulls; none when the contest is over."""
         if self.until is None:
             return []
         return proposals(self._history, self.arms.tolist(), self._order[: self.until], n)
 
 
-def proposals(
-    history: History, arms: Sequence[int], tasks: Sequence[int], n: int
-) -> list[Proposal]:
+def proposals(history: History, arms: Sequence[int], tasks: Sequence[int], n: int) -> list[Pull]:
     """Propose the first ``n`` arms that lack some of these tasks, each with its missing tasks.
     The list is empty if all have a result or are pending.
     """
     names, asked = history.results.tasks.names, history.results.asked
     left = ((arm, tuple(names[task] for task in tasks if not asked[arm, task])) for arm in arms)
-    found = (Proposal(history.table.ids[arm], some) for arm, some in left if some)
+    found = (Pull(history.table.ids[arm], some) for arm, some in left if some)
     return list(islice(found, n))
 
 
@@ -137,7 +135,7 @@ class Racing(Rule):
     block: int = number_option(1, low=1)
     """Number of tasks between one check and the next."""
 
-    def choose(self, history: History, n: int) -> list[Proposal]:
+    def choose(self, history: History, n: int) -> list[Pull]:
         order = task_order(history)
         if order.pilot is not None:
             # Nothing while the pilot is being evaluated.

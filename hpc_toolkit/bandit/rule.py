@@ -19,7 +19,6 @@ from hpc_toolkit.bandit.policy import (
     Bools,
     Floats,
     Observation,
-    Proposal,
     Pull,
     TaskSet,
 )
@@ -172,7 +171,7 @@ class Rule(ABC):
                 object.__setattr__(self, option.name, value)
 
     @abstractmethod
-    def choose(self, history: History, n: int) -> list[Proposal]:
+    def choose(self, history: History, n: int) -> list[Pull]:
         """Return at most ``n`` different arms, none of them taken. This is a pure function.
 
         A rule that chooses tasks proposes arms with tasks that were not requested before.
@@ -289,10 +288,10 @@ class RandomOrder(Rule):
 
     name: ClassVar[str] = "random"
 
-    def choose(self, history: History, n: int) -> list[Proposal]:
+    def choose(self, history: History, n: int) -> list[Pull]:
         order = np.random.default_rng([history.seed]).permutation(len(history.table.arms))
         free = [int(index) for index in order if index not in history.taken]
-        return [Proposal(history.table.ids[i]) for i in free[:n]]
+        return [Pull(history.table.ids[i]) for i in free[:n]]
 
 
 class OwnPolicy(Protocol):
@@ -326,7 +325,7 @@ class OwnRule(Rule):
     make: Callable[..., OwnPolicy] = field(default=OwnPolicy)
     options: dict[str, Any] = field(default_factory=dict)
 
-    def choose(self, history: History, n: int) -> list[Proposal]:
+    def choose(self, history: History, n: int) -> list[Pull]:
         table, ids = history.table, history.table.ids
         try:
             policy = self.make(copy.deepcopy(table.arms), history.seed, **self.options)
@@ -337,7 +336,7 @@ class OwnRule(Rule):
                 policy.tell(ids[index], told[index])
             pending = [ids[index] for index in history.pending]
             known = set(ids)
-            asked: list[Proposal] = []
+            asked: list[Pull] = []
             while len(asked) < n and (arm := policy.ask(pending)) is not None:
                 if arm not in known:
                     message = f"policy {self.called!r} requested {str(arm)[:80]!r}, an unknown arm"
@@ -346,7 +345,7 @@ class OwnRule(Rule):
                     message = f"policy {self.called!r} asked again for arm {arm!r}"
                     hint = "request arms without a result that are not pending"
                     raise ConfigError(message, hint=hint)
-                asked.append(Proposal(arm))
+                asked.append(Pull(arm))
                 pending = [*pending, arm]
         except ConfigError:
             raise

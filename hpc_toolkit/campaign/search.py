@@ -287,11 +287,9 @@ class CampaignSearch:
             return len(self.arms.arms)
         return self._search.most_pending if self._together or not self.decisions.asked else 1
 
-    def _pulls(self, proposals: Sequence[bandit.Proposal]) -> list[bandit.Pull]:
+    def _pulls(self, asked: Sequence[bandit.Pull]) -> list[bandit.Pull]:
         """The pulls in one form that can be compared: empty ``tasks`` for all tasks."""
-        pulls = [
-            bandit.Pull(one.arm, one.tasks or self._open.get(one.arm, ())) for one in proposals
-        ]
+        pulls = [bandit.Pull(one.arm, one.tasks or self._open.get(one.arm, ())) for one in asked]
         return [
             bandit.Pull(arm, () if set(self.tasks) <= set(tasks) else tasks) for arm, tasks in pulls
         ]

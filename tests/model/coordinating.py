@@ -19,7 +19,7 @@ import pytest
 
 import hpc_toolkit.campaign.coordinator
 import hpc_toolkit.campaign.search
-from hpc_toolkit.bandit import Observation, Proposal, Pull, make_policy
+from hpc_toolkit.bandit import Observation, Pull, make_policy
 from hpc_toolkit.bandit.asktell import round_options
 from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.settings import METRICS, TASKS
@@ -126,12 +126,12 @@ class Steered:
         known = self._told.setdefault(observation.arm, observation)
         assert known == observation, "an arm is told another result"
 
-    def ask(self, n: int, pending: Sequence[Pull] = ()) -> list[Proposal]:
+    def ask(self, n: int, pending: Sequence[Pull] = ()) -> list[Pull]:
         taken = {*self._told, *(pull.arm for pull in pending)}
         free = [arm for arm in self._arms.ids if arm not in taken]
         scores = [score for told in self._told.values() for score in told.scores.values()]
         chosen = free if 2 * sum(scores) >= len(scores) else free[::-1]
-        return [Proposal(arm) for arm in chosen[:n]]
+        return [Pull(arm) for arm in chosen[:n]]
 
     def stop(self, pending: Sequence[Pull] = (), *, wall_s: float = 0.0) -> str | None:
         assert wall_s == 0.0

@@ -200,8 +200,8 @@ def test_budget_of_gpu_seconds_adds_what_pending_tasks_are_expected_to_take() ->
 def test_ask_within_takes_what_asks_of_one_within_the_budget_would(pending: list[str]) -> None:
     policy = make_policy("random", pairs(9), 0, tasks=TASKS, stop=StopRules(evaluations=11))
     one_by_one: list[Any] = []
-    while policy.stop([*pending, *(p.pull for p in one_by_one)]) is None:
-        one_by_one += policy.ask(1, [*pending, *(p.pull for p in one_by_one)])
+    while policy.stop([*pending, *one_by_one]) is None:
+        one_by_one += policy.ask(1, [*pending, *one_by_one])
 
     assert ask_within(policy, 99, pending) == one_by_one
     assert len(one_by_one) == 6 - len(pending)

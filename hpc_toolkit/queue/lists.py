@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -23,6 +24,10 @@ MOST_ITEMS = 10_000_000
 
 _HINT = 'write one object a line, such as {"seed": 1}'
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_WITH_COMMA = re.compile(
+    r"""(?:^|,)\s*("[^",]+,[^"]*[^",]"|'[^',]+,[^']*[^',]'|\[[^],]+,[^]]*\])\s*(?:,|$)"""
+)
+"""A text in quotes, or a list, in the values of an option."""
 
 
 class Written(float):
@@ -134,6 +139,11 @@ def combinations(values: Mapping[str, Sequence[Any]], where: str) -> Iterator[It
 
 def parse_values(text: str, where: str) -> list[Any]:
     """Parse words and ranges, separated by commas, as one column. Raises ConfigError."""
+    if cut := _WITH_COMMA.search(text):
+        message = f"{where}: {cut[1]!r} would be split at its comma"
+        raise ConfigError(
+            message, hint="write texts with commas as a list into a file for --config"
+        )
     values = list(itertools.chain(*(_values(part, where) for part in text.split(","))))
     return values if all(type(one) is int for one in values) else typed(list(map(str, values)))
 
@@ -149,11 +159,10 @@ def _values(text: str, where: str) -> Sequence[Any]:
             message = f"{where}: {text} has {len(numbers)} values"
             raise ConfigError(message, hint=f"use at most {MOST_ITEMS} values")
         return numbers
-    cut = (text[0] in "\"'" and text.count(text[0]) % 2) or (text[0] == "[" and "]" not in text)
-    if cut or _is_like_range(words):
-        wrong = "was split at a comma" if cut else "is not a range of whole numbers"
-        hint = "a range is 0:9 or 0:100:10; write texts as a list into a file for --config"
-        raise ConfigError(f"{where}: {text!r} {wrong}", hint=hint)
+    if _is_like_range(words):
+        message = f"{where}: {text!r} is not a range of whole numbers"
+        hint = "a range is 0:9 or 0:100:10; write other values as a list into a file for --config"
+        raise ConfigError(message, hint=hint)
     return [text]
 
 

@@ -68,8 +68,8 @@ def test_a_range_includes_its_last_number(first: int, more: int, stride: int) ->
             (partial(grid, [f"x=5,{text}"]), f"--grid x: '{text}' is not a range of whole numbers")
             for text in ("0:1e9", "0:1.5", "1:", ":9", "0:9:0.5", "+1:3")
         ),
-        (lambda: grid(['x="a,b"']), "--grid x: '\"a' was split at a comma"),
-        (lambda: grid(["x=[1,2]"]), "--grid x: '[1' was split at a comma"),
+        (lambda: grid(['x="a,b"']), "--grid x: '\"a,b\"' would be split at its comma"),
+        (lambda: grid(["x=[1,2]"]), "--grid x: '[1,2]' would be split at its comma"),
         (lambda: grid(["x=1", "x=2"]), "x is given twice"),
         (lambda: grid(["x=1,,2"]), "--grid x: a value is empty"),
         (lambda: grid(["x=3:1"]), "--grid x '3:1': 1 is before 3"),

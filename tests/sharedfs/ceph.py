@@ -43,8 +43,7 @@ bluestore_block_size = 2147483648
 # With its own cache, ceph-fuse 16.2.15 gives wrong bytes of a file to which another host appends,
 # and at times no answer for ever.
 client_oc = false
-# With the kernel's, 1 % of files that are rewritten three times at once look as before for 10 s,
-# and all processes of a host waited for ever in each of three runs on a busy machine.
+# With the kernel's, 1 % of files that are rewritten three times at once look as before for 10 s.
 fuse_disable_pagecache = true
 # The defaults suit a cluster: 8 s more until it serves.
 bdev_aio_poll_ms = 10

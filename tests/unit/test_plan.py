@@ -1,4 +1,4 @@
-"""Forecasts of a typed list and of a run; what nodes make of it; how a plan is told."""
+"""Forecasts of a typed list and of a run; what nodes make of it; how a plan is printed."""
 
 from __future__ import annotations
 

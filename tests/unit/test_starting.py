@@ -148,7 +148,7 @@ LIMIT_S = 400.0
 
 
 class Gated:
-    """Each call of ``prefetch`` is told of, and returns when the test says so."""
+    """The test sees each call of ``prefetch`` and lets it return."""
 
     def __init__(self) -> None:
         self.begun: queue.Queue[Any] = queue.Queue()

@@ -17,7 +17,7 @@ from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.queue.wants import STAGES
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line
-from hpc_toolkit.worker.membership import _CLAIM_S, _UPDATE_S, beat_s
+from hpc_toolkit.worker.membership import _UPDATE_S, ShownUnit, beat_s
 from hpc_toolkit.worker.node import Node, watch_if_due
 from hpc_toolkit.worker.unitlines import UnitLines
 from simulation.sharing import SharedFresh, share
@@ -173,7 +173,7 @@ class SimulatedWorker:
             watchers=site.scenario.hosts if self._node.observes else workers,
         )
         self._beat_s = beat_s(workers, 1, lease_s)
-        self._claim = ""
+        self._claim, self._unit = "", ShownUnit(self._clock)
         presence = Presence(
             worker=name,
             host=host,
@@ -266,8 +266,10 @@ class SimulatedWorker:
         node = self._node.watches_for
         self._beat_s = beat_s(self._pacing.watchers, node, DEFAULT_LEASE_S)
         due = now - self._beat_at >= self._beat_s
-        due |= claim != shown.claim and now - self._beat_at >= _CLAIM_S
+        due |= self._unit.is_due(claim)
         due |= bool(node) != bool(shown.node)
+        if due:
+            self._unit.show(claim)
         if changed or due:
             self._beat_at, self._update_at = now if due else self._beat_at, now + _UPDATE_S
             self._presence.update(

@@ -53,14 +53,17 @@ class DeathNotice(Record, kw_only=True):
 
 
 class FreeUnit(Record):
-    """A generation of a unit whose owner is dead, as one worker tells all others."""
+    """A generation of a unit whose owner is dead, as one worker tells all others.
+
+    Or the death alone: a scan that finds a unit of that worker need not wait for a lease.
+    """
 
     stage: str
-    """Name of the stage."""
+    """Name of the stage; "" with the death alone."""
     unit: str
-    """Name of the unit."""
+    """Name of the unit; "" with the death alone."""
     generation: int
-    """The newest generation when this was written."""
+    """The newest generation when this was written; 0 with the death alone."""
     owner: DeathNotice
     """Why its owner counts as dead."""
 

@@ -259,7 +259,7 @@ class Watch:
 def _left_by(view: RunView, liveness: Liveness, worker: str, verdict: Verdict) -> list[FreeUnit]:
     """The units that a dead worker held, by its journal and its last heartbeat.
 
-    A unit that it had claimed since, and of which it wrote no line yet, is not found.
+    If it may have claimed one since, of which it wrote no line yet, its death alone, with no unit.
     """
     evidence, _, explained = verdict.evidence.partition(", ")
     notice = liveness.notice(worker, evidence, verdict.explained or explained)
@@ -274,7 +274,7 @@ def _left_by(view: RunView, liveness: Liveness, worker: str, verdict: Verdict) -
             units.add(parsed[0])
         held = [one for one in sorted(units) if stage.holders([one]) == {worker}]
         found += [FreeUnit(name, one, stage.claims.generation(one), notice) for one in held]
-    return found
+    return found or [FreeUnit("", "", 0, notice)]
 
 
 class LeftUnits:
@@ -302,7 +302,7 @@ class LeftUnits:
         for name, verdict in died.items():
             units = _left_by(self._view, self._liveness, name, verdict)
             found += units
-            unknown += not units
+            unknown += not any(one.unit for one in units)
         self._found.update(found)
         self._add(found, 0)
         return found, unknown
@@ -316,6 +316,7 @@ class LeftUnits:
         self._add(units, workers)
 
     def _add(self, units: list[FreeUnit], workers: int) -> None:
+        units = [one for one in units if one.unit]
         for one in units:
             known = self._generations.get((one.stage, one.unit), 0)
             self._generations[one.stage, one.unit] = max(known, one.generation)

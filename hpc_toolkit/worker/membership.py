@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _UPDATE_S = 1.0
 _CLAIM_S = 10.0
-"""A unit that is held for longer is shown to other hosts before the next heartbeat is due."""
+"""At most one unit in this many seconds is shown to other hosts before a heartbeat is due."""
 _PUNCH_HOLE = 0x01 | 0x02  # with FALLOC_FL_KEEP_SIZE, of fallocate(2)
 _BLOCK = 1 << 12
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -40,6 +40,28 @@ def new_name(prefix: str = "") -> str:
 def beat_s(workers: int, node: int, lease_s: float) -> float:
     """Seconds between heartbeats; twice as long for a worker that does not beat for its node."""
     return min(heartbeat_interval_s(workers if node else 2 * workers), lease_s / 4)
+
+
+class ShownUnit:
+    """When to show other hosts the unit that a worker runs, although no heartbeat is due.
+
+    A unit of which a dead worker wrote no line is only found by what the worker showed, or by a
+    scan of waiting workers. Units of a second each are not shown: that would double the writes.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._claim, self._at = clock, "", clock.monotonic()
+
+    def is_due(self, claim: str) -> bool:
+        """``claim``: as in :class:`hpc_toolkit.queue.presence.Presence`."""
+        new = claim not in {"", self._claim}
+        return new and self._clock.monotonic() - self._at >= _CLAIM_S
+
+    def show(self, claim: str) -> None:
+        """Record that the server has it."""
+        if claim not in {"", self._claim}:
+            self._at = self._clock.monotonic()
+        self._claim = claim
 
 
 class Counts(NamedTuple):
@@ -156,6 +178,7 @@ class Membership:
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
         self._beat_at = self._update_at = clock.monotonic()
+        self._unit = ShownUnit(clock)
 
     def _undo(self) -> None:
         """Remove what a name that claimed nothing left, as far as the filesystem allows."""
@@ -183,7 +206,7 @@ class Membership:
         interval_s = beat_s(workers, node, self._lease_s)
         due = now - self._beat_at >= interval_s
         # Others must know the unit, and that this worker beats for its node.
-        due |= claim != shown.claim and now - self._beat_at >= _CLAIM_S
+        due |= self._unit.is_due(claim) and not self.local
         due |= bool(node) != bool(shown.node) and not self.local
         drains = drain.requested and shown.state != DRAINING
         before = (shown.done, shown.failed, shown.deaths, shown.journal, shown.claim)
@@ -192,6 +215,7 @@ class Membership:
             return
         if due:
             self._beat_at = now  # unsynced updates may reach other hosts 30 s late
+            self._unit.show(claim)
         self._update_at = now + _UPDATE_S
         self._file.update(
             sync=due,

@@ -14,6 +14,7 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.worker import starting
+from hpc_toolkit.worker.membership import ShownUnit
 from hpc_toolkit.worker.node import Node, watch_if_due
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
@@ -100,6 +101,22 @@ def test_one_worker_that_leaves_shows_all_others_of_its_node_that_no_item_is_lef
     assert due() == [True, False]  # the observer, which then leaves too
     found.pop(0)[0].close()
     assert due() == [True]
+
+
+def test_a_unit_is_shown_soon_after_its_claim_but_not_each_of_many_short_ones(
+    clock: ManualClock,
+) -> None:
+    """After a power cut, only what the server has is known."""
+    unit, shown = ShownUnit(clock), list[tuple[int, str]]()
+    for second in range(60):
+        claim = "" if second < 12 else "long" if second < 35 else f"short {second}"
+        if second % 15 == 0 or unit.is_due(claim):  # a heartbeat is due every 15 s
+            unit.show(claim)
+            shown.append((second, claim))
+        clock.advance(1.0)
+
+    long = [(12, "long"), (15, "long"), (30, "long")]
+    assert shown == [(0, ""), *long, (35, "short 35"), (45, "short 45"), (55, "short 55")]
 
 
 def test_news_reach_all_workers_of_the_node_once(start: Start) -> None:

@@ -456,6 +456,24 @@ def test_i3_a_worker_whose_death_was_refuted_can_die_again(lost: Lost) -> None:
         assert taken == (None if number == 0 else (toy.unit_name(0), 2))
 
 
+def test_i3_the_first_scan_takes_a_unit_of_which_only_the_death_of_its_owner_is_known(
+    lost: Lost,
+) -> None:
+    toy, clock, dead, living = lost
+    dead.presence.update(claim="")  # it claimed the unit after its last heartbeat
+    finder, idle = Taker(toy, clock, "n2-1-0"), Taker(toy, clock, "n3-1-0")
+
+    (found,) = looked(finder, idle.worker, living)
+    give_free(toy.paths, found, finder.worker.name)
+    assert idle.picker.takeover() is None  # its first look at the owner of the unit
+    idle.hear()
+
+    assert (found.owner.worker, found.unit) == (dead.name, "")
+    taken = idle.picker.takeover()
+    assert taken is not None
+    assert (taken.unit.name, taken.generation) == (toy.unit_name(0), 2)
+
+
 def test_of_many_idle_workers_not_all_try_at_once(lost: Lost) -> None:
     toy, clock, _, living = lost
     finder = Taker(toy, clock, "n2-1-0")

@@ -87,8 +87,9 @@ class SimulatedNode(Node):
         for one in self._there:
             one.met.add(name)
         self._news = not self.observes
-        self._sees_end = self.ended = False
-        self.workers = 0
+        self._sees_end = self.ended = self._more = self.added = self._waits = False
+        self.workers = self.entries = 0
+        self._since = 0.0
 
     @property
     def observes(self) -> bool:
@@ -101,12 +102,35 @@ class SimulatedNode(Node):
     def tick(self) -> bool:
         news, self._news = self._news, False
         self.ended, self._sees_end = self._sees_end, False
+        self.added, self._more = self._more, False
         return news
 
+    def say_whether_waiting(self, waits: bool) -> None:
+        if waits and not self._waits:
+            self._since = self._clock.monotonic()
+        self._waits = waits
+
+    @property
+    def has_others(self) -> bool:
+        return len(self._there) > 1
+
+    @property
+    def others_wait_since(self) -> float | None:
+        if not self.observes:
+            return None
+        return max((one._since for one in self._there[1:] if one._waits), default=None)
+
     def tell(self, workers: int, *, news: bool) -> None:
-        for one in self._there:
-            if one is not self:
-                one.workers, one._news = workers, one._news or news
+        for one in self._there[1:]:
+            one.workers, one._news = workers, one._news or news
+            one._more |= self.entries > one.entries
+            one.entries = self.entries
+
+    def show(self, entries: int) -> None:
+        if entries > self.entries:
+            self.entries = entries
+            if self.observes:
+                self.tell(self.workers, news=False)
 
     def close(self) -> None:
         """Leave; the observer sees that, and all others that an observer leaves."""

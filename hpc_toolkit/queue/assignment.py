@@ -89,7 +89,7 @@ class Picker(Record, frozen=False, stateful=True):
         hosts to try its items.
         """
         self.polled = 0
-        """Number of logs that the last call of :meth:`fresh` polled."""
+        """Number of logs that the last look for items polled."""
         self.operations = 0
         """Metadata operations of the last scan, approximately."""
 
@@ -124,11 +124,9 @@ class Picker(Record, frozen=False, stateful=True):
         return None
 
     def _fresh_or_free(self, loaded: tuple[str, str | None], pacing: Pacing) -> Assignment | None:
-        news = pacing.poll_due
-        found = self.fresh(loaded, news=news)
-        if news:
-            growing = any(not stage.log.sealed for stage in self.view.stages.values())
-            pacing.polled(self.polled, growing=growing)
+        if pacing.poll_due:
+            self.look_for_items(pacing)
+        found = self.fresh(loaded, news=False)
         if found is None and not pacing.local:
             found = self.take_released()
         if found is not None or self.reported_complete or not pacing.scan_due():
@@ -136,6 +134,20 @@ class Picker(Record, frozen=False, stateful=True):
         found = self.takeover()
         pacing.scanned(found=found is not None, operations=self.operations)
         return found
+
+    @property
+    def entries(self) -> int:
+        """Entries of the logs that this worker has read, and reports that nothing is left."""
+        logs = [stage.log for stage in self.view.stages.values()]
+        return sum(log.length + log.reported_complete for log in logs)
+
+    def look_for_items(self, pacing: Pacing) -> None:
+        """Read what was added to the logs."""
+        self.polled = 0
+        for name, stage in self.view.stages.items():
+            self._take_in(name, stage, news=True)
+        growing = any(not stage.log.sealed for stage in self.view.stages.values())
+        pacing.polled(self.polled, growing=growing)
 
     def fresh(
         self, loaded: tuple[str, str | None], *, news: bool = True, elsewhere: bool = True

@@ -15,7 +15,9 @@ from hpc_toolkit.system.clock import Clock
 
 # Operations per second of all workers of a run on a shared filesystem; together below 100.
 POLLS_PER_S = 20.0
-"""Openings of ``head``."""
+"""Openings of ``head``, by one worker of each node."""
+MATES_POLLS_PER_S = 5.0
+"""Openings of ``head`` by the others, should they not hear what that worker sees."""
 SCANS_PER_S = 30.0
 """Operations of scans for units to take over, by workers on and off duty together."""
 LOOKS_PER_S = 25.0
@@ -100,6 +102,8 @@ class Pacing:
         self.poll_now()
         self._growing = True
         self._least_s = _POLL_SHARED_S
+        self._alone = True
+        self._others_wait_since: float | None = None
         # A watch lists all workers, and thousands may start at once.
         spread_s = 0.0 if local else max(0.0, self.watchers / LISTINGS_PER_S - 1.0)
         self._watch_at = now + _WATCH_LOCAL_S + random.Random(seed).uniform(0.0, spread_s)
@@ -116,6 +120,14 @@ class Pacing:
     def poll_due(self) -> bool:
         return self.local or self._clock.monotonic() >= self._poll_at
 
+    def share_looks(self, *, alone: bool, others_wait_since: float | None) -> None:
+        """Note what other workers of this node do.
+
+        ``alone``: none of them looks for new items on behalf of this one; ``others_wait_since``:
+        when one for which this worker looks last began to wait, None if none waits.
+        """
+        self._alone, self._others_wait_since = alone, others_wait_since
+
     def poll_now(self) -> None:
         """Have the log polled at the next chance."""
         self._poll_at = float("-inf")
@@ -126,13 +138,24 @@ class Pacing:
         ``growing``: whether items may still be added to the run.
         """
         self._growing = growing
-        now, poll_s = self._clock.monotonic(), heads * self.workers / POLLS_PER_S
-        waited_s = 0.0 if self._busy else now - self._waits_since
+        now = self._clock.monotonic()
+        waits = [] if self._busy else [self._waits_since]
+        if self._others_wait_since is not None:
+            waits.append(self._others_wait_since)
+        waited_s = now - max(waits, default=now)
+        poll_s = heads * self.watchers / POLLS_PER_S
+        if not self._alone:
+            poll_s = heads * self.workers / MATES_POLLS_PER_S
         few_s = max(_POLL_FEW_S, poll_s, _FEW_WAIT * waited_s)
         self._least_s = min(_POLL_SHARED_S, few_s) if growing else _POLL_SHARED_S
-        if growing and not self._busy:
+        if growing and self._alone and waits:
             poll_s = min(poll_s, _SOON * waited_s)
         self._poll_at = now + max(self._least_s, poll_s) * self._random.uniform(1.0, 1.25)
+
+    @property
+    def waits(self) -> bool:
+        """Whether this worker has looked for work since it last found any."""
+        return not self._busy
 
     @property
     def wait_s(self) -> float:

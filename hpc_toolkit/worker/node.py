@@ -1,5 +1,7 @@
 """The workers of a run on one node: one of them, the observer, watches other nodes for all.
 
+It also looks for new items, if any of them waits, and tells the others when there are some.
+
 They meet at an abstract socket (unix(7)), which the kernel frees when its process ends, however it
 ends. So the observer sees at once when another worker of its node ends, and the others see when
 the observer does; then one of them takes its place. No file is read for that. Whatever one of them
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
 _SAYS_EVERY_S = 5.0
+_SAYS_SOON_S = 1.0
+"""Seconds between two messages that a worker waits; those with short items often begin to."""
 _SILENT_S = 20.0
 """A worker that does not even write to another one of its node may be frozen."""
 _MOST = 256
@@ -36,10 +40,16 @@ def watch_if_due(
     node: Node, picker: Picker, pacing: Pacing, control: ControlReader
 ) -> list[Request] | None:
     """Read what others ask and report, and look for deaths; None: it is not time for that."""
+    node.say_whether_waiting(pacing.waits)
     news = node.tick()
-    if node.ended:
+    if node.ended or (node.added and node.entries > picker.entries):
         pacing.poll_now()
     picker.watch.moves()
+    pacing.share_looks(alone=node.observes, others_wait_since=node.others_wait_since)
+    if node.others_wait_since is not None and pacing.poll_due:
+        picker.look_for_items(pacing)
+    if node.has_others:
+        node.show(picker.entries)
     if not (news or (node.observes and pacing.watch_due())):
         return None
     requests, notices = control.poll()
@@ -75,9 +85,9 @@ class Node:
         self._listener: socket.socket | None = None
         self._observer: socket.socket | None = None
         self._others: dict[int, socket.socket] = {}
-        self._heard: dict[int, tuple[str, float]] = {}
-        """The name of the worker at each socket, and when it wrote last."""
-        self._says_at = self._told_at = 0.0
+        self._heard: dict[int, tuple[str, float, float | None]] = {}
+        """The name of the worker at each socket, when it wrote last, and since when it waits."""
+        self._says_at = self._said_at = self._told_at = 0.0
         self._ticked_at = clock.monotonic()
         self._new, self._alone, self._told = True, False, 0
         self.ended = False
@@ -86,6 +96,11 @@ class Node:
         """All workers of this node that this observer heard of."""
         self.workers = 0
         """Workers of the run that live, as the observer says; 0: unknown."""
+        self.entries = 0
+        """Entries of the logs that the observer has seen."""
+        self.added = False
+        """Whether the last tick heard of more entries than before."""
+        self._waits = self._said_waits = False
         self._join(tries=100)
 
     @property
@@ -93,10 +108,33 @@ class Node:
         """Whether this worker watches other nodes: while its observer is frozen, it must."""
         return self._observer is None or self._ticked_at - self._told_at > _SILENT_S
 
+    def say_whether_waiting(self, waits: bool) -> None:
+        """Tell the observer soon if this worker begins to wait for items."""
+        self._waits = waits
+        new = waits and not self._said_waits and self._observer is not None
+        if new and self._clock.monotonic() - self._said_at >= _SAYS_SOON_S:
+            self._say()
+
+    @property
+    def has_others(self) -> bool:
+        """Whether it is in contact with another worker of this node."""
+        return self._observer is not None or bool(self._others)
+
+    @property
+    def others_wait_since(self) -> float | None:
+        """When another worker of this node began to wait, the last of them; None: none waits."""
+        waits = [since for _, _, since in self._heard.values() if since is not None]
+        return max(waits, default=None)
+
+    @property
+    def wake_fds(self) -> list[int]:
+        """What is readable when the observer of this worker says something."""
+        return [] if self._observer is None else [self._observer.fileno()]
+
     @property
     def mates(self) -> set[str]:
         """Other workers of this node that live, as this observer knows."""
-        return {name for name, at in self._heard.values() if self._ticked_at - at < _SILENT_S}
+        return {name for name, at, _ in self._heard.values() if self._ticked_at - at < _SILENT_S}
 
     @property
     def watches_for(self) -> int:
@@ -117,14 +155,15 @@ class Node:
             self._say()
 
     def _say(self) -> None:
-        self._says_at = self._clock.monotonic() + _SAYS_EVERY_S
+        self._said_at, self._said_waits = self._clock.monotonic(), self._waits
+        self._says_at = self._said_at + _SAYS_EVERY_S
         with suppress(OSError):  # its queue is full, or it has ended, which the next look shows
             assert self._observer is not None
-            self._observer.send(self._worker.encode())
+            self._observer.send(f"{self._waits:d} {self._worker}".encode())
 
     def tick(self) -> bool:
         """Exchange what there is, without waiting; whether there is news in ``control/``."""
-        news, self._new, self.ended = self._new, False, False
+        news, self._new, self.ended, self.added = self._new, False, False, False
         self._passed()
         if self._observer is None and self._listener is None and self._name:
             self._join(tries=1)
@@ -139,7 +178,7 @@ class Node:
         before, self._ticked_at = self._ticked_at, self._clock.monotonic()
         if (gap_s := self._ticked_at - before) > _SAYS_EVERY_S:
             self._told_at += gap_s
-            self._heard = {fd: (name, at + gap_s) for fd, (name, at) in self._heard.items()}
+            self._heard = {fd: (one, at + gap_s, w) for fd, (one, at, w) in self._heard.items()}
 
     def _hear(self, observer: socket.socket) -> bool:
         news = False
@@ -156,9 +195,10 @@ class Node:
                     self._observer, self.ended = None, True
                     self._join(tries=1)
                     return True
-                before, self._told_at = self._told, self._clock.monotonic()
-                self._told, self.workers = map(int, said.split())
-                news |= self._told != before
+                before, self._told_at = (self._told, self.entries), self._clock.monotonic()
+                self._told, self.workers, self.entries = map(int, said.split())
+                news |= self._told != before[0]
+                self.added |= self.entries > before[1]
         alone, self._alone = self._alone, self.observes
         return news or self._alone > alone
 
@@ -182,7 +222,9 @@ class Node:
             with suppress(ConnectionError):
                 said = self._others[fd].recv(256)
             if said:
-                self._heard[fd] = name, _ = said.decode(errors="replace"), now
+                waits, _, name = said.decode(errors="replace").partition(" ")
+                since = self._heard.get(fd, ("", now, None))[2] or now
+                self._heard[fd] = name, now, since if waits == "1" else None
                 self.met.add(name)
             else:
                 self._others.pop(fd).close()
@@ -191,13 +233,20 @@ class Node:
             self.tell(self.workers, news=False)
         return ended
 
+    def show(self, entries: int) -> None:
+        """Note how many entries of the logs this worker has seen; as the observer, tell others."""
+        if entries > self.entries:
+            self.entries = entries
+            if self._observer is None:
+                self.tell(self.workers, news=False)
+
     def tell(self, workers: int, *, news: bool) -> None:
         """Tell the other workers of this node how many live, and whether to read ``control/``."""
         self.workers, self._says_at = workers, self._clock.monotonic() + _SAYS_EVERY_S
         self._told += news
         for other in self._others.values():
             with suppress(OSError):  # a frozen worker's queue is full; the next number tells it
-                other.send(f"{self._told} {workers}".encode())
+                other.send(f"{self._told} {workers} {self.entries}".encode())
 
     def close(self) -> None:
         """Leave; another worker of the node becomes its observer."""

@@ -311,7 +311,8 @@ class Worker:
             self._drain.request(f"nothing to do for {limit:g} s", 0.0)
             return
         wait_s = _HOLD_POLL_S if self._host_watch.hold else self._pacing.wait_s
-        if readable(self._kept.wake_fd, timeout_s=wait_s):
+        fds = [self._kept.wake_fd, *self._node.wake_fds]
+        if self._kept.wake_fd in readable(*fds, timeout_s=wait_s):
             os.read(self._kept.wake_fd, 4096)
 
     def _tick(self) -> None:

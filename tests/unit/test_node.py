@@ -13,9 +13,11 @@ from hpc_toolkit.queue.assignment import Picker
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.pacing import Pacing
+from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import starting
 from hpc_toolkit.worker.membership import ShownUnit
 from hpc_toolkit.worker.node import Node, watch_if_due
+from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -78,29 +80,87 @@ def test_when_the_observer_ends_another_worker_takes_its_place(start: Start) -> 
     assert second.mates == {"c"}
 
 
-def test_one_worker_that_leaves_shows_all_others_of_its_node_that_no_item_is_left(
-    start: Start, toy: ToyRun, clock: ManualClock
-) -> None:
-    """Each of 4,096 workers looks at ``head`` every 205 s by itself."""
+Crew = list[tuple[Node, Picker, Pacing, ControlReader]]
+
+
+@pytest.fixture
+def toy(fast_dir: Path) -> ToyRun:
+    return ToyRun(fast_dir / "run", sealed=False)
+
+
+@pytest.fixture
+def crew(start: Start, toy: ToyRun, clock: ManualClock) -> Crew:
+    """Three of 4,096 workers, on one of 512 nodes; each looks at ``head`` every 205 s by itself."""
     found = []
     for name in "abc":
         worker, node = toy.worker(f"n1-{name}", host="n1"), start(name)
         liveness = Liveness(toy.paths, clock, host="n1", boot="b", lease_s=180.0)
         picker = Picker(toy.view(), liveness, clock, worker.name, shared=True)
-        pacing = Pacing(clock, local=False, workers=4096, lease_s=180.0, seed=name)
-        pacing.polled(1, growing=False)
+        nodes = 512 if name == "a" else 4096
+        pacing = Pacing(clock, local=False, workers=4096, lease_s=180.0, seed=name, watchers=nodes)
+        picker.look_for_items(pacing)
+        pacing.worked()
         found.append((node, picker, pacing, ControlReader(toy.paths)))
+    return found
 
-    def due() -> list[bool]:
-        for one in found * 2:
-            watch_if_due(*one)
-        return [pacing.poll_due for _, _, pacing, _ in found]
 
-    assert due() == [False] * 3
-    found.pop()[0].close()
-    assert due() == [True, False]  # the observer, which then leaves too
-    found.pop(0)[0].close()
-    assert due() == [True]
+def due(crew: Crew) -> list[bool]:
+    for one in crew * 2:
+        watch_if_due(*one)
+    return [pacing.poll_due for _, _, pacing, _ in crew]
+
+
+def test_one_worker_that_leaves_shows_all_others_of_its_node_that_no_item_is_left(
+    crew: Crew,
+) -> None:
+    assert due(crew) == [False] * 3
+    crew.pop()[0].close()
+    assert due(crew) == [True, False]  # the observer, which then leaves too
+    crew.pop(0)[0].close()
+    assert due(crew) == [True]
+
+
+def test_a_busy_observer_looks_for_new_items_while_another_worker_of_its_node_waits(
+    crew: Crew, toy: ToyRun, clock: ManualClock
+) -> None:
+    (_, first, _, _), (_, second, waiting, _), _ = crew
+    due(crew)
+
+    def heads(seconds: int) -> int:
+        with CountedCalls() as counted:
+            for _ in range(seconds):
+                clock.advance(1.0)
+                due(crew)
+        return counted.opened().count("head")
+
+    assert heads(60) == 0  # nobody waits
+    assert not waiting.scan_due()
+    assert waiting.waits
+    assert 1 <= heads(60) <= 60
+    toy.log().seal()
+    before = second.entries
+    heads(60)
+    assert (first.entries, second.entries) == (before + 1, before)
+    assert waiting.poll_due
+    waiting.polled(1)
+    assert not due(crew)[1]  # it was told once
+
+
+def test_a_worker_of_short_items_says_at_most_once_a_second_that_it_waits(
+    start: Start, clock: ManualClock
+) -> None:
+    first, second = met(start)
+    said = []
+    for step in range(40):
+        second.say_whether_waiting(step % 2 == 1)
+        second.tick()
+        first.tick()
+        said.append(first.others_wait_since)
+        clock.advance(0.1)
+
+    assert said[11] is not None
+    assert len({*said}) <= 5
+    assert not second.wake_fds or not readable(*second.wake_fds, timeout_s=0.0)
 
 
 def test_a_unit_is_shown_soon_after_its_claim_but_not_each_of_many_short_ones(

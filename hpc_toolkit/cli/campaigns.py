@@ -22,9 +22,8 @@ from hpc_toolkit.cli.arguments import (
     write_out,
 )
 from hpc_toolkit.cli.help import LIST, SEARCH, Commands
-from hpc_toolkit.cli.hooks import at_end, exit_code
 from hpc_toolkit.cli.lists import SETTINGS, read_settings
-from hpc_toolkit.cli.working import FAIL_ON_FAILED, ON_END, with_progress
+from hpc_toolkit.cli.working import FAIL_ON_FAILED, exit_code, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.report.panel import panel
 from hpc_toolkit.report.terminal import draw
@@ -153,7 +152,6 @@ def run_campaign(
     run: Annotated[str | None, value("RUN", "Run directory. [default: runs/NAME]")] = None,
     update: Annotated[bool, switch("--update", "Accept changed settings of the search.")] = False,
     fail_on_failed: Annotated[bool, switch("--fail-on-failed", FAIL_ON_FAILED)] = False,
-    on_end: Annotated[str | None, value(ON_END.metavar, ON_END.help)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a campaign on this machine.
@@ -179,13 +177,12 @@ def run_campaign(
         found = make_campaign_run(root, wanted, wanted.path, str(campaign))
     count = workers if workers is not None else max(1, len(visible_gpus()))
     work = partial(work_campaign, found, count, WorkerOptions())
-    with at_end(found, on_end):
-        try:
-            code = with_progress(found, work)
-        except HpcToolkitError:
-            write_at_end(found)
-            raise
-        _print_outcome(found, as_json=as_json)
+    try:
+        code = with_progress(found, work)
+    except HpcToolkitError:
+        write_at_end(found)
+        raise
+    _print_outcome(found, as_json=as_json)
     sys.exit(exit_code(found, code, fail_on_failed=fail_on_failed))
 
 

@@ -31,7 +31,6 @@ from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.processes import readable
 
 if TYPE_CHECKING:
-    from hpc_toolkit.cli.hooks import Hooks
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
     from hpc_toolkit.training.progress import Progress
@@ -197,8 +196,6 @@ def split_keys(text: str) -> list[str]:
 REFRESH_S = 2.0
 _BUSY = 0.05
 """Largest share of a processor that refreshes may take."""
-_MESSAGE_S = 10.0
-"""How long a message replaces the line of keys."""
 _SCROLL = {"j": 1, "down": 1, "k": -1, "up": -1}
 _PAGES = {"pagedown": 1, " ": 1, "pageup": -1}
 
@@ -209,13 +206,11 @@ class LiveView:
     It reads the run with few file operations after the first time.
     """
 
-    def __init__(
-        self, run: Run, screen: Screen, hooks: Hooks, chosen: Choices, *, slurm: bool
-    ) -> None:
+    def __init__(self, run: Run, screen: Screen, chosen: Choices, *, slurm: bool) -> None:
         from hpc_toolkit.submit.jobs import JobStates
         from hpc_toolkit.submit.standstill import beside_of
 
-        self.run, self.screen, self.hooks, self.chosen = run, screen, hooks, chosen
+        self.run, self.screen, self.chosen = run, screen, chosen
         self.records: list[JobRecord] = []
         self.live: Live | None = None
         self._jobs, self._slurm = JobStates(run.paths), slurm
@@ -223,7 +218,6 @@ class LiveView:
         self._sampler = Sampler(run.view, self._clock)
         self._beside = beside_of(run, lambda: self.records)
         self._seen: dict[str, Presence | None] = {}
-        self._said_at = 0.0
 
     def _read(self) -> Live:
         """Read everything that is new. Raises RunError: the run was removed, perhaps meanwhile."""
@@ -240,8 +234,8 @@ class LiveView:
         next_s, used_s = 0.0, float("inf")  # the first refresh does not delay the second
         while True:
             if time.monotonic() >= next_s:
-                self._refresh()
-                assert self.live is not None
+                self.live = self._read()
+                self._show()
                 if self.live.now.complete:
                     break
                 next_s = 0.0
@@ -258,16 +252,6 @@ class LiveView:
             self._show()
         assert self.live is not None
         return self.live.now
-
-    def _refresh(self) -> None:
-        self.live = self._read()
-        if time.monotonic() - self._said_at > _MESSAGE_S:
-            self.chosen.message = ""
-        if not self.live.now.complete:  # else it may write to the terminal once the view is gone
-            self.hooks.look(self.live.now)
-        for warning in self.hooks.warnings():
-            self.chosen.message, self._said_at = warning, time.monotonic()
-        self._show()
 
     def _show(self) -> None:
         assert self.live is not None
@@ -319,9 +303,7 @@ def follow_training(
                 return now
 
 
-def follow_live(
-    run: Run, hooks: Hooks, *, slurm: bool, verbose: bool = False
-) -> tuple[Status, list[JobRecord]]:
+def follow_live(run: Run, *, slurm: bool, verbose: bool) -> tuple[Status, list[JobRecord]]:
     """Show a run on the whole terminal; return its last status and its jobs.
 
     ``verbose``: begin with every worker and what it has of its host.
@@ -330,15 +312,10 @@ def follow_live(
 
     gc.enable()
     chosen = Choices(expanded=verbose, verbose=verbose)
-    try:
-        with _quiet_screen() as screen:
-            hooks.quiet = True
-            view = LiveView(run, screen, hooks, chosen, slurm=slurm)
-            now = view.follow()
-    finally:
-        hooks.quiet = False
+    with _quiet_screen() as screen:
+        view = LiveView(run, screen, chosen, slurm=slurm)
+        now = view.follow()
     if not now.complete:
         return now, view.records
-    hooks.look(now)
     # They are about to end, and what Slurm said before would be the last word.
     return now, JobStates(run.paths).read(ask=slurm)

@@ -16,8 +16,7 @@ from hpc_toolkit.cli import lists
 from hpc_toolkit.cli.arguments import argument, check_out, value
 from hpc_toolkit.cli.gathering import OUT, write_rows
 from hpc_toolkit.cli.help import LIST, Commands, HelpCommand
-from hpc_toolkit.cli.hooks import at_end
-from hpc_toolkit.cli.working import ON_END, with_progress
+from hpc_toolkit.cli.working import with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError, near_miss
 from hpc_toolkit.queue.lists import Types
 from hpc_toolkit.rundir import files
@@ -33,7 +32,6 @@ PANELS: Panels = {
         Option("run", "Run directory. [default: runs/MODULE-NAME]", "DIR"),
         Option("workers", "Local workers. [default: one per GPU, else 1]", "N", least=1),
         OUT,
-        ON_END,
     ),
     **lists.SOURCES,
     "Limits": tuple(one for one in lists.SETTINGS["Workload and limits"] if one.name != "workload"),
@@ -66,17 +64,16 @@ def map_(
     """
     from hpc_toolkit.results.tables import writer_for
 
-    root, outs, workers, on_end = (given.pop(name) for name in ("run", "out", "workers", "on_end"))
+    root, outs, workers = (given.pop(name) for name in ("run", "out", "workers"))
     for out in outs:
         if out != "-":
             writer_for(Path(out))
             check_out(Path(out), (Path(out).suffix,))
     run = _the_run(workload, root, given)
     print(run.root, flush=True, file=sys.stderr if "-" in outs else sys.stdout)
-    with at_end(run, on_end):
-        if not run.status(forecast=False).complete:
-            _work_here(run, workers)
-        _write_rows(run, outs)
+    if not run.status(forecast=False).complete:
+        _work_here(run, workers)
+    _write_rows(run, outs)
 
 
 def _write_rows(run: Run, outs: Sequence[str]) -> None:

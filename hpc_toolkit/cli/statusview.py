@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.report.panel import (
     WARN,
@@ -31,14 +31,13 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import list_names
 from hpc_toolkit.rundir.layout import RunPaths, all_runs, find_run, refuse_removed
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.system.options import Option, Panels, flag
+from hpc_toolkit.system.options import Panels, flag
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.record import asdict
-from hpc_toolkit.system.terminal import aligned, cut, note, printable, show_error
+from hpc_toolkit.system.terminal import aligned, cut, printable, show_error
 
 if TYPE_CHECKING:
     from hpc_toolkit.cli.help import Commands
-    from hpc_toolkit.cli.hooks import Hooks
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.training.progress import Progress, Training
 
@@ -51,7 +50,6 @@ PANELS: Panels = {
         flag("watch", "Follow the run until it is complete; on a terminal with keys."),
         flag("check", "Exit with 1 if items have failed."),
         flag("slurm/no-slurm", "Ask Slurm for the state of the run's jobs.")._replace(default=True),
-        Option("on_end", "With --watch: run this command at the end; see $HPCTK_STATE.", "COMMAND"),
         flag("verbose", "Show the CPUs, GPUs and memory of each worker.", short="-v"),
     )
 }
@@ -74,11 +72,10 @@ def status(run: str | None, **given: Any) -> None:
     Examples:
         hpctk status
         hpctk status runs/eval --watch
-        hpctk status --watch --on-end 'notify-send "$HPCTK_RUN: $HPCTK_STATE"'
+        hpctk status --watch && notify-send 'the run has ended'
     """
     as_json, verbose, watch = bool(given["json"]), bool(given["verbose"]), bool(given["watch"])
     runs = all_runs()
-    hooks = _hooks(given, watch=watch)
     screen = False
     if watch and not as_json:
         from hpc_toolkit.cli.liveview import is_capable
@@ -87,10 +84,7 @@ def status(run: str | None, **given: Any) -> None:
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
         troubled = _overview(runs, as_json=as_json, verbose=verbose)
     elif isinstance(opened := _opened(find_run(run)), Run):
-        troubled = _of_run(opened, given, hooks, screen=screen)
-    elif given["on_end"]:
-        message = f"{opened.root} is the directory of a training: --on-end is for runs"
-        raise ConfigError(message, hint="leave out --on-end, or name a run")
+        troubled = _of_run(opened, given, watch=watch, screen=screen)
     else:
         read = partial(opened.progress, ask=given["slurm"])
         troubled = _follow_training(read, watch=watch, as_json=as_json, screen=screen)
@@ -107,8 +101,8 @@ def _may_be_measured(paths: RunPaths) -> bool:
     return first is not None and first.job is not None
 
 
-def _of_run(run: Run, given: dict[str, Any], hooks: Hooks | None, *, screen: bool) -> bool:
-    """Show a run, with ``hooks`` until it is complete; whether it has failed items."""
+def _of_run(run: Run, given: dict[str, Any], *, watch: bool, screen: bool) -> bool:
+    """Show a run, with ``watch`` until it is complete; whether it has failed items."""
     from hpc_toolkit.submit.kept import kept_jobs
 
     verbose, slurm = bool(given["verbose"]), given["slurm"]
@@ -133,27 +127,14 @@ def _of_run(run: Run, given: dict[str, Any], hooks: Hooks | None, *, screen: boo
             rows.append(Row("keep", f"up to {one['jobs']} of {one['name']}{end}"))
         print("\n".join(draw(rows)), flush=True)
 
-    if screen and hooks is not None:
+    if screen:
         from hpc_toolkit.cli.liveview import follow_live
 
-        now, records = follow_live(run, hooks, slurm=slurm, verbose=verbose)
+        now, records = follow_live(run, slurm=slurm, verbose=verbose)
         show(now, records)
     else:
-        now = _follow(run, show, hooks, slurm=slurm)
-    if hooks is not None:
-        hooks.finish()
+        now = _follow(run, show, watch=watch, slurm=slurm)
     return failed_items(now) > 0
-
-
-def _hooks(given: dict[str, Any], *, watch: bool) -> Hooks | None:
-    if not watch:
-        if given["on_end"]:
-            hint = "add --watch: the command runs when that happens"
-            raise ConfigError("--on-end needs --watch", hint=hint)
-        return None
-    from hpc_toolkit.cli.hooks import Hooks
-
-    return Hooks(given["on_end"])
 
 
 def _opened(root: Path) -> Run | Training:
@@ -209,9 +190,9 @@ def _ago(at: float) -> str:
 
 
 def _follow(
-    run: Run, show: Callable[[Status, list[JobRecord]], None], hooks: Hooks | None, *, slurm: bool
+    run: Run, show: Callable[[Status, list[JobRecord]], None], *, watch: bool, slurm: bool
 ) -> Status:
-    """Show a run, with ``hooks`` until it is complete; return the last status."""
+    """Show a run, with ``watch`` until it is complete; return the last status."""
     from hpc_toolkit.submit.jobs import JobStates
     from hpc_toolkit.submit.standstill import beside_of
 
@@ -221,15 +202,10 @@ def _follow(
     now = run.status(beside=beside)
     while True:
         show(now, records)
-        if hooks is None:
-            return now
-        hooks.look(now)
-        if now.complete:
+        if now.complete or not watch:
             return now
         from hpc_toolkit.results.workers import pause_s
 
-        for warning in hooks.warnings():
-            note(warning, "warning")
         gc.enable()
         time.sleep(pause_s(run.view, _WATCH_S))
         refuse_removed(run.root)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _IDLE_EXIT_IN_SLURM_S = 600.0
 _LEAVE_BEFORE_END_S = 30.0
 
-ON_END = Option("on_end", "Run this shell command at the end; see $HPCTK_STATE.", "COMMAND")
 FAIL_ON_FAILED = "Exit with 1 if items have failed for good."
 
 PANELS: Panels = {
@@ -52,7 +51,6 @@ PANELS: Panels = {
         ),
         flag("strict_code", "Fail if the code has changed since init."),
         flag("fail_on_failed", FAIL_ON_FAILED),
-        ON_END,
         Option("engine", "Start processes or actors of Ray.", "processes|ray", default="processes"),
     ),
     "Resources of each local worker": (
@@ -118,19 +116,20 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
     gc.freeze()
     gc.enable()
     work_now = partial(_work, found, rank, options, shares, settings, given)
-    if given["on_end"] is None and not given["fail_on_failed"]:
-        return work_now
-    from hpc_toolkit.cli.hooks import at_end, exit_code, refuse_in_step
+    fail_on_failed = bool(given["fail_on_failed"])
+    if fail_on_failed and rank.in_step:  # a rank does not see the end of the others
+        message = "--fail-on-failed: not available in a Slurm step"
+        raise ConfigError(message, hint="use 'hpctk status RUN --check' outside the step")
+    return lambda: exit_code(found, work_now(), fail_on_failed=fail_on_failed)
 
-    if rank.in_step:
-        refuse_in_step(given)
 
-    def work_to_the_end() -> int:
-        with at_end(found, given["on_end"]):
-            code = work_now()
-        return exit_code(found, code, fail_on_failed=bool(given["fail_on_failed"]))
+def exit_code(run: Run, code: int, *, fail_on_failed: bool) -> int:
+    """The exit code of work that ended with ``code``: 1 for failed items, if that is wanted."""
+    if code == 0 and fail_on_failed:
+        from hpc_toolkit.report.panel import failed_items
 
-    return work_to_the_end
+        return int(failed_items(run.status(forecast=False)) > 0)
+    return code
 
 
 def _work(

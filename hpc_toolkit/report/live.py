@@ -54,8 +54,6 @@ class Choices:
     """Whether these workers are shown with their CPUs, GPUs and memory."""
     offset: int = 0
     """Lines scrolled past."""
-    message: str = ""
-    """A warning in place of the line of keys."""
 
 
 def screen_lines(live: Live, chosen: Choices, look: Look, rows: int) -> list[str]:
@@ -69,8 +67,7 @@ def screen_lines(live: Live, chosen: Choices, look: Look, rows: int) -> list[str
         shown = [*shown[:-1], draw_line(f"  ... {counted(hidden + 1, 'more line')} (j)", DIM, look)]
     shown = [head, *shown][:room]
     keys = next((one for one in _KEYS if len(one) <= look.columns), "q quit")
-    last = draw_line(chosen.message or keys, BAD if chosen.message else DIM, look)
-    return [*shown, *[""] * (room - len(shown)), last][:rows]
+    return [*shown, *[""] * (room - len(shown)), draw_line(keys, DIM, look)][:rows]
 
 
 def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str]:

@@ -162,10 +162,8 @@ def test_a_signal_restores_the_terminal(
     assert terminal.ended() == code
 
 
-def test_the_view_ends_when_the_run_does_and_then_runs_the_command(
-    toy: ToyRun, watch: Callable[..., Terminal], tmp_path: Path
-) -> None:
-    terminal = watch(toy.root, "--on-end", f"echo the run is $HPCTK_STATE; touch {tmp_path}/ended")
+def test_the_view_ends_when_the_run_does(toy: ToyRun, watch: Callable[..., Terminal]) -> None:
+    terminal = watch(toy.root, "--check")
     terminal.shown("q quit")
 
     other = toy.worker("other", host="there", at=time.time() + 1e6)
@@ -173,11 +171,8 @@ def test_the_view_ends_when_the_run_does_and_then_runs_the_command(
     other.work(toy.unit_name(4), i4="done", i5="done")
     other.presence.update(done=4, journal=other.journal.size)
 
-    assert terminal.ended() == 0
-    after = terminal.text.partition(LEAVE)[2]
-    assert "complete" in after
-    assert "the run is failed" in after
-    assert (tmp_path / "ended").exists()
+    assert terminal.ended() == 1
+    assert "complete" in terminal.text.partition(LEAVE)[2]
 
 
 def test_a_terminal_without_features_gets_plain_blocks(toy: ToyRun, hpctk: Hpctk) -> None:
@@ -190,23 +185,18 @@ def test_a_terminal_without_features_gets_plain_blocks(toy: ToyRun, hpctk: Hpctk
         terminal.close()
 
 
-def test_work_reports_its_end_and_fails_on_failed_items(hpctk: Hpctk, tmp_path: Path) -> None:
+def test_work_fails_on_failed_items_if_that_is_wanted(hpctk: Hpctk) -> None:
     hpctk.make([{}], None, command="exit 1", max_attempts=1)
-    command = f'echo "$HPCTK_STATE $HPCTK_FAILED $HPCTK_LEFT" >> {tmp_path}/out; exit 7'
 
-    ended = hpctk("work", "run", "--fail-on-failed", "--on-end", command)
-
-    assert ended.code == 1
-    assert (tmp_path / "out").read_text() == "failed 1 0\n"
-    assert "warning: the command of --on-end failed with exit code 7" in ended.err
+    assert hpctk("work", "run", "--fail-on-failed").code == 1
     assert hpctk("work", "run").code == 0
 
 
-@pytest.mark.parametrize("option", [["--on-end", "true"], ["--fail-on-failed"]])
-def test_a_rank_refuses_options_for_the_end_of_the_run(hpctk: Hpctk, option: list[str]) -> None:
+def test_a_rank_refuses_to_fail_for_items_of_others(hpctk: Hpctk) -> None:
     hpctk.make([{}])
+    env = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
 
-    ended = hpctk("work", "run", *option, env={"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"})
+    ended = hpctk("work", "run", "--fail-on-failed", env=env)
 
     assert ended.code == 1
-    assert f"error: {option[0]}: not available in a Slurm step" in ended.err
+    assert "error: --fail-on-failed: not available in a Slurm step" in ended.err

@@ -279,8 +279,8 @@ def plain(line: str) -> str:
 @pytest.mark.parametrize("unicode", [False, True])
 @pytest.mark.parametrize(
     "chosen",
-    [Choices(), Choices(expanded=True, offset=40), Choices(message=BAD)],
-    ids=["all", "expanded", "message"],
+    [Choices(), Choices(expanded=True, offset=40)],
+    ids=["all", "expanded"],
 )
 def test_a_screen_is_filled_and_nothing_controls_the_terminal(
     columns: int, rows: int, colour: bool, unicode: bool, chosen: Choices

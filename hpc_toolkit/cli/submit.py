@@ -45,7 +45,6 @@ PANELS: Panels = {
             "keep", "Have up to N jobs while there is work; they submit each other.", "N", least=1
         ),
         Option("size_for", "Choose --nodes and --time to finish the run within this.", "DURATION"),
-        flag("split", "Send small jobs instead of a large one, if Slurm starts them sooner."),
         flag("dry_run", "Show the script and the command; submit nothing."),
         flag(
             "exclude_failed/no-exclude-failed", "Exclude nodes on which this run failed today."
@@ -73,7 +72,7 @@ def submit(template: str | None, **given: Any) -> None:
     from hpc_toolkit.submit.send import note_overrides, without_failed_nodes
 
     _refuse(template, given)
-    keep, splits, size_for = (given.pop(name) for name in _CHOOSE)
+    keep, size_for = (given.pop(name) for name in _CHOOSE)
     jobs, dry_run = given.pop("jobs"), given.pop("dry_run")
     how: dict[str, Any] = {"force": bool(given.pop("force"))}
     exclude_failed = given.pop("exclude_failed")
@@ -95,11 +94,6 @@ def submit(template: str | None, **given: Any) -> None:
     if jobs > 1 and found.array:
         raise ConfigError("--jobs and --array exclude each other", hint="leave one of them out")
     submission = replace(found, copies=jobs, chain=chain)
-    if splits:
-        from hpc_toolkit.submit.splitting import split
-
-        submission, at_once = split(submission)
-        keep = keep and keep * at_once
     if jobs > 1 and submission.request is not None:
         from hpc_toolkit.slurm.render.directives import check_number
 
@@ -115,10 +109,6 @@ def submit(template: str | None, **given: Any) -> None:
 
 _CHOOSE = {
     "keep": (("jobs", "array", "dependency"), "--keep N says how many jobs there are"),
-    "split": (
-        ("jobs", "array", "dependency", "ntasks"),
-        "--split chooses the number of jobs, and their nodes and time",
-    ),
     "size_for": (
         ("nodes", "time", "array", "jobs"),
         "--size-for chooses the nodes and the time of one job",

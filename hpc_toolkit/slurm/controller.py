@@ -12,10 +12,9 @@ import re
 import shlex
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from hpc_toolkit.slurm import client
@@ -200,32 +199,16 @@ def _accepted(mark: str, cluster: str, timeout_s: float) -> list[Accepted]:
     return list(dict.fromkeys(found))
 
 
-def start_estimate(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+def start_estimate(argv: Sequence[str]) -> str:
     """Return when and where Slurm would start a job: ``to start at ...``, or "".
 
     Runs a command of :func:`sbatch_argv` with ``--test-only``, which checks resources, not the
     script, and submits nothing.
     """
     tested = [argv[0], "--test-only", *argv[1:]]
-    environ = {**client.clean_environment(), **(environ or {})}
-    done = client.answer(tested, timeout_s=client.ASK_S, environ=environ)
+    done = client.answer(tested, timeout_s=client.ASK_S, environ=client.clean_environment())
     if done.code:
         raise client.failure(tested, done)
     lines = (done.stderr or done.stdout).splitlines()
     found = [re.sub(r".*?(to start at)", r"\1", line) for line in lines if "to start at" in line]
     return found[-1] if found else ""
-
-
-def start_time(argv: Sequence[str]) -> float:
-    """Return when Slurm would start a job, in epoch seconds; see :func:`start_estimate`.
-
-    Raises SlurmError also if the answer names no time.
-    """
-    said = start_estimate(argv, {"SLURM_TIME_FORMAT": "%s"})
-    word = said.removeprefix("to start at ").partition(" ")[0]
-    if re.fullmatch(r"[0-9]{1,11}", word):
-        return float(word)
-    try:
-        return datetime.fromisoformat(word).timestamp()
-    except (ValueError, OverflowError):
-        raise client.SlurmError(f"sbatch --test-only names no time, but {said[:200]!r}") from None

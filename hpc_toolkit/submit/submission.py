@@ -15,7 +15,7 @@ from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.controller import sbatch_argv
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import check_number, log_pattern
-from hpc_toolkit.slurm.render.spec import QUEUES, TRAININGS, ScriptSpec
+from hpc_toolkit.slurm.render.spec import TRAININGS, ScriptSpec
 from hpc_toolkit.slurm.render.values import file_name, parse_array
 from hpc_toolkit.submit.jobs import script_copy
 from hpc_toolkit.system.clock import SystemClock
@@ -108,17 +108,6 @@ def of_request(
         notes=tuple(_missing(spec, template, works_in)),
         request=(spec, cluster),
     )
-
-
-def resized(submission: Submission, nodes: int, time_s: int) -> Submission:
-    """The same submission to a run, of jobs of another size."""
-    from hpc_toolkit.slurm.render.script import render_script
-
-    assert submission.request is not None
-    spec, cluster = submission.request
-    spec = replace(spec, nodes=nodes, time=time_s)
-    text = render_script(spec, cluster, QUEUES[0])
-    return replace(submission, text=text, request=(spec, cluster))
 
 
 def _missing(spec: ScriptSpec, template: str, folder: Path) -> list[str]:

@@ -368,26 +368,6 @@ def now_s(began: float) -> int:
     return round(time.monotonic() - began)
 
 
-def test_a_job_is_split_into_those_that_start_before_it(desk: Desk) -> None:
-    run = desk.init(32, 0.1)
-    (desk.cwd / "long.sh").write_text("#!/bin/sh\nsleep 600\n")
-    long = desk.lab.sbatch(
-        "--exclusive", "--nodes=6", "--time=60", "--output=/dev/null", desk.cwd / "long.sh"
-    )
-    desk.lab.wait_for(long, "RUNNING")
-
-    done = desk.call(
-        "submit", "--run", run, *SMALL, "--nodes", "4", "--gpus-per-node", "4", "--split"
-    )
-
-    assert re.search(r"(?m)^1 job of 4 nodes for 00:05:00: in \d", done.stderr)
-    assert "2 jobs of 2 nodes for 00:05:00: now" in done.stderr
-    assert "chosen: 2 jobs of 2 nodes for 00:05:00" in done.stderr
-    jobs = done.stdout.split()
-    assert len(jobs) == 2
-    wait_until(lambda: status_of(desk)["complete"], "the end of the run")
-
-
 @pytest.fixture
 def limited(lab_directory: Path, tmp_path: Path) -> Iterator[Desk]:
     """A lab whose accounting lets the user have two jobs in the queue."""

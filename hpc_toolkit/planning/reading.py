@@ -20,7 +20,7 @@ from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.units import Unit
 from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.explain import unit_items
-from hpc_toolkit.results.workers import ATTEMPTS, clocks_off, living_workers, records_of
+from hpc_toolkit.results.workers import ATTEMPTS, clocks_ahead, living_workers, records_of
 from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.quantities import HOUR_S, counted
 from hpc_toolkit.system.ranks import boot_id, host_name
@@ -74,8 +74,8 @@ class _Journal:
     """The state of one worker while its journal is read."""
 
     worker: str = ""
-    ahead_s: float = 0.0
-    """Seconds by which its clock is ahead of the file server's."""
+    ahead: bool = False
+    """Whether its clock is ahead, so that its times are compared with no others."""
     loaded: str = ""
     """Its loaded context (:func:`hpc_toolkit.planning.work.context`); "" before its first unit."""
     loads: int = 0
@@ -108,10 +108,11 @@ class _Journal:
             self.unit, self.spent_s = record["unit"], 0.0
             self.loads_now = stage.context(unit) != self.loaded
             self.loads, self.loaded = self.loads + self.loads_now, stage.context(unit)
-        seconds, end = record["seconds"], record["at"] - self.ahead_s
+        seconds, end = record["seconds"], record["at"]
         self.spent_s += seconds
-        begun, ended = stage.entries.get(unit.entry, (end, end))
-        stage.entries[unit.entry] = min(begun, end - seconds), max(ended, end)
+        if not self.ahead:
+            begun, ended = stage.entries.get(unit.entry, (end, end))
+            stage.entries[unit.entry] = min(begun, end - seconds), max(ended, end)
         stage.work.attempts += 1
         stage.work.retried += record["type"] == "failed"
         if record["type"] == "done":
@@ -148,11 +149,10 @@ def read_work(
     view.poll()
     stages = {name: _Stage(stage) for name, stage in view.stages.items()}
     seen = view.presences()
-    # Only pauses between rounds compare times of several hosts.
-    off = {} if campaign is None else clocks_off(view, seen, clock)
+    ahead = clocks_ahead(seen, clock)
     hosts = {name: "" if one is None else one.host for name, one in seen.items()}
     workers = {*view.readers, *alive}
-    journals = {name: _Journal(name, off.get(hosts.get(name, ""), 0.0)) for name in workers}
+    journals = {name: _Journal(name, hosts.get(name) in ahead) for name in workers}
     for worker in sorted(view.readers):
         journals[worker].read(view, stages)
     ages = {name: _age_s(clock, seen.get(name), journals[name]) for name in alive}

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.results.explain import Failures
     from hpc_toolkit.results.status import Status
 
-_CLOCKS = 5
 _LISTED = 100
 _CHARS, _ITEM_CHARS, _TEXT_CHARS = 300, 200, 2_000
 _WITHOUT_RESULT = ("failed", "permanent", "killed", "lost")
@@ -100,10 +99,7 @@ def _outcome(facts: RunFacts) -> Section:
     """The first screen: what was found, how sure it is and what to do next."""
     now = facts.status
     happened, then = outcome(now)
-    said = [
-        *_clocks(facts.activity),
-        *(f"Not in this report: {problem}." for problem in facts.problems),
-    ]
+    said = [f"Not in this report: {problem}." for problem in facts.problems]
     if not facts.search:
         tables = _results(facts.results)
         return Section(title="Outcome", paragraphs=(happened, then, *said), tables=tables)
@@ -160,22 +156,6 @@ def _status(facts: RunFacts) -> Section:
     rows: list[Row] = [(row.label, row.text) for row in shown]
     rows += [("used", facts.used)] if facts.used else []
     return Section(title="Status", tables=(Table(title="", columns=(), rows=rows),))
-
-
-def _clocks(activity: Activity | None) -> Iterator[str]:
-    """A warning that names the hosts whose clocks are off."""
-    if activity is None or not activity.ahead:
-        return
-    ranked = sorted(activity.ahead.items(), key=lambda one: -abs(one[1]))
-    said = [
-        f"{host} is {format_duration(abs(late))} {'ahead' if late > 0 else 'behind'}"
-        for host, late in ranked[:_CLOCKS]
-    ]
-    said += [f"{len(ranked) - _CLOCKS:,} more"] if len(ranked) > _CLOCKS else []
-    yield (
-        f"Warning: clocks differ from that of the file server: {', '.join(said)}. The timeline"
-        " uses corrected times; the table of failures and other commands show recorded times."
-    )
 
 
 def _results(ranges: Mapping[str, Range]) -> tuple[Table, ...]:

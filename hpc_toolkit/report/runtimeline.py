@@ -48,8 +48,7 @@ def timeline(activity: Activity) -> Section:
         caption=(
             "A lane shows one worker at a time, or all workers of a host if there are more than"
             " 200 lanes. It is filled by the share of each interval that its workers spent in a"
-            " state; grey is the rest of their lives. Times are those of each host's clock, unless"
-            " a warning says that they are corrected."
+            " state; grey is the rest of their lives. Times are those of each host's clock."
         )
     )
     return Section(

@@ -10,7 +10,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,8 +24,6 @@ from hpc_toolkit.results.workers import (
     ALIVE,
     DIED,
     DRAINED,
-    clocks_ahead,
-    corrected,
     end_of,
     living_workers,
 )
@@ -145,8 +143,6 @@ class Activity:
     groups: dict[tuple[str, str], Durations] = field(default_factory=dict)
     """How long the attempts with a result took, by stage and group; groups beyond the first 2,000
     are counted together."""
-    ahead: dict[str, float] = field(default_factory=dict)
-    """Seconds by which the clocks of hosts are off; times here are corrected by them."""
 
 
 @dataclass(slots=True)
@@ -167,14 +163,12 @@ class _Worker:
 def read_activity(history: History, clock: Clock) -> Activity:
     """Sum up all records; nothing may have been read from ``history``.
 
-    Times are those of the workers' clocks, less what they are ahead of the file server's. Seconds
-    that a clock counts twice, because it was set back, are counted once.
+    Times are those of the workers' clocks. Seconds that a clock counts twice, because it was set
+    back, are counted once.
     """
-    ahead = clocks_ahead(history.view, history.presences)
-    seen = {name: one and corrected(one, ahead) for name, one in history.presences.items()}
-    done = history.view.throughput
-    lanes, timeline = lay_out(seen, min(done.since, clock.wall()), 0.0 if ahead else done.until)
-    reader = _Reader(Activity(timeline=timeline, ahead=ahead), seen, lanes)
+    seen, done = history.presences, history.view.throughput
+    lanes, timeline = lay_out(seen, min(done.since, clock.wall()), done.until)
+    reader = _Reader(Activity(timeline=timeline), seen, lanes)
     for record in history.work():
         reader.take(record)
     reader.finish(living_workers(history.view, clock, seen))
@@ -191,8 +185,6 @@ class _Reader:
         self._workers: dict[str, _Worker] = {}
 
     def take(self, record: Work) -> None:
-        if self.found.ahead:
-            record = self._on_time(record)
         if isinstance(record, Attempt):
             self._attempt(record)
         elif isinstance(record, Claim):
@@ -204,17 +196,6 @@ class _Reader:
             worker.in_run = False
         else:
             self._death(record)
-
-    def _on_time(self, record: Work) -> Work:
-        """The record with times that are corrected by its clock."""
-        by = self._presences.get(record.by if isinstance(record, Death) else record.worker)
-        late = self.found.ahead.get(by.host, 0.0) if by is not None else 0.0
-        if isinstance(record, Attempt):
-            begin, end = (one and one - late for one in (record.begin, record.end))
-            return replace(record, begin=begin, end=end)
-        if record.at is None or (isinstance(record, Claim) and record.clock != records.BY_WORKER):
-            return record
-        return replace(record, at=record.at - late)
 
     def finish(self, alive: set[str]) -> None:
         """Count what comes after each worker's last record."""

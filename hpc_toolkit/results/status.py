@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence
@@ -24,7 +24,7 @@ from hpc_toolkit.results.progress import (
     waiting_workers,
     with_following,
 )
-from hpc_toolkit.results.workers import OFF_S, clocks_off, corrected, living_workers
+from hpc_toolkit.results.workers import clocks_ahead, living_workers
 from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.record import Record, asdict, fresh, replace
 
@@ -33,7 +33,7 @@ Ends = tuple[float | None, float | None]
 """The ends of the interval of the time left, in seconds; None: not known."""
 
 _MOVING_S = 5.0
-_CORRECTED = "the elapsed time is corrected or left out, and items over time are not shown"
+_LEFT_OUT = "the elapsed time is without it, and items over time are not shown"
 
 
 class TimeLeft(Record, kw_only=True):
@@ -215,14 +215,14 @@ def read_status(
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: count_items(stage, alive, possible) for name, stage in view.stages.items()}
     stages = with_following(view, stages)
-    off, lives = _on_time(view, seen, clock)
+    ahead = clocks_ahead(seen, clock)
     left = forecast(alive)
     if left is not None and campaign:
         coming = left.coming
         stages |= {name: replace(stages[name], coming=count) for name, count in coming.items()}
     last = list(view.stages.values())[-1].log
     # Whether an attempt ended within the last seconds, by the clock of its worker.
-    moving = bool(off) or abs(clock.wall() - view.throughput.until) < _MOVING_S
+    moving = bool(ahead) or abs(clock.wall() - view.throughput.until) < _MOVING_S
     # When the last attempt ended, or the first living worker started.
     started = min((known[one].started for one in alive), default=None)
     since = 0.0 if started is None else max(view.throughput.until, started)
@@ -240,9 +240,9 @@ def read_status(
         workers=workers,
         rate_per_s=round(sum(done / seconds for done, seconds in paces if seconds > 0), 4),
         **times,
-        **_spent(view, lives, clock.wall() if alive else 0.0, is_off=bool(off)),
-        silent_s=0.0 if off or not since else max(0.0, round(clock.wall() - since, 1)),
-        throughput={} if off else _throughput(view),
+        **_spent(view, known.values(), ahead, clock.wall() if alive else 0.0),
+        silent_s=0.0 if ahead or not since else max(0.0, round(clock.wall() - since, 1)),
+        throughput={} if ahead else _throughput(view),
         complete=view.complete,
         deaths=sum(stage.state.deaths for stage in view.stages.values()),
         published=last.is_published,
@@ -255,7 +255,7 @@ def read_status(
             *unreadable_workers(view, seen),
             *waiting_workers(known, alive),
             *damage(view, possible),
-            *(f"the clock of host {host} is not that of others: {_CORRECTED}" for host in off[:3]),
+            *(f"the clock of host {host} is ahead of this one: {_LEFT_OUT}" for host in ahead[:3]),
         ],
         alive=sorted(alive),
         draining=sum(known[worker].state == DRAINING for worker in alive & known.keys()),
@@ -292,32 +292,22 @@ def _time_left(left: TimeLeft | None) -> dict[str, Any]:
     }
 
 
-def _on_time(view: RunView, seen: Presences, clock: Clock) -> tuple[list[str], list[Presence]]:
-    """Return the hosts whose clocks are off, if times show one, and corrected presences.
+def _spent(
+    view: RunView, known: Iterable[Presence], ahead: list[str], now: float
+) -> dict[str, Any]:
+    """Return the time that the run took, and that of all workers; ``now`` is 0 if none is alive.
 
-    There are no presences if nothing shows by how much the clocks are off.
+    The times of hosts whose clocks are ``ahead`` are compared with no others.
     """
-    lives = [one for one in seen.values() if one is not None]
-    ahead = clocks_off(view, seen, clock)
-    early = sorted({one.host for one in lives if one.at > clock.wall() + OFF_S})
-    if early and not ahead:
-        return early, []
-    if not ahead:
-        return [], lives
-    return sorted(ahead), [corrected(one, ahead) for one in lives]
-
-
-def _spent(view: RunView, known: list[Presence], now: float, *, is_off: bool) -> dict[str, Any]:
-    """Return the time that the run took, and that of all workers; ``now`` is 0 if none is alive."""
-    lives = [(one.started, max(one.started, one.at)) for one in known if one.started]
+    lives = [(one.host, one.started, max(one.started, one.at)) for one in known if one.started]
     began, until = view.throughput.since, view.throughput.until
-    if is_off or not until:
-        began = min((start for start, _ in lives), default=now)
-        until = max((end for _, end in lives), default=now)
+    if ahead or not until:
+        began = min((start for host, start, _ in lives if host not in ahead), default=now)
+        until = max((end for host, _, end in lives if host not in ahead), default=now)
     end = until if view.complete else max(now, until)
     return {
         "elapsed_s": round(max(0.0, end - began), 3),
-        "worker_s": round(sum(end - start for start, end in lives), 3),
+        "worker_s": round(sum(end - start for _, start, end in lives), 3),
     }
 
 

@@ -1,4 +1,4 @@
-"""The workers of a run: which live, how each ended, how far clocks are off, and their journals.
+"""The workers of a run: which live, how each ended, whose clocks are ahead, and their journals.
 
 A view of their progress reads them in turns, so that it costs few file operations.
 """
@@ -6,7 +6,6 @@ A view of their progress reads them in turns, so that it costs few file operatio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from hpc_toolkit.queue.control import ControlReader
@@ -23,8 +22,8 @@ ALIVE, DRAINED, DIED, UNKNOWN = "alive", "drained", "died", "unknown"
 """How a worker ended, if not :data:`FINISHED`: nothing was left to do. ``drained``: it exited
 early, and its note says why. Whether a worker is alive is a guess."""
 
-OFF_S = 120.0
-"""Clocks that differ by less are not reported: a busy file server writes a heartbeat late."""
+_AHEAD_S = 120.0
+"""Clocks that are ahead by less are not reported."""
 
 
 def reachable_workers(view: RunView, clock: Clock) -> set[str]:
@@ -79,54 +78,10 @@ def end_of(name: str, presence: Presence | None, alive: set[str]) -> str:
     return ALIVE if name in alive else DIED
 
 
-def corrected(one: Presence, ahead: dict[str, float]) -> Presence:
-    late = ahead.get(one.host, 0.0)
-    return replace(one, started=one.started - late, at=one.at - late) if late else one
-
-
-def clocks_ahead(view: RunView, seen: Mapping[str, Presence | None]) -> dict[str, float]:
-    """Seconds by which the clocks of hosts are ahead of the file server's; negative: behind.
-
-    A heartbeat and the last line of a journal have the time of their host, and both files that of
-    the file server. Two files of a host must agree, since one can be restored or touched. Empty if
-    the times of the files mean nothing, as in a copy of the run.
-    """
-    paths = view.paths
-    started: dict[str, float] = {}
-    late: dict[str, list[float]] = {}
-    for one in seen.values():
-        if one is not None and one.started:
-            started[one.host] = min(one.started, started.get(one.host, one.started))
-            files = ((paths.worker, one.at), (paths.journal, last_line_at(view, one.worker)))
-            for path, at in files:
-                with suppress(OSError):
-                    written = path(one.worker).stat().st_mtime
-                    if at is not None:
-                        late.setdefault(one.host, []).append(at - written)
-    # A delayed write makes a clock look as if it was behind.
-    highest = {host: max(found) for host, found in late.items()}
-    ahead = {
-        host: most
-        for host, most in highest.items()
-        if sum(one > most - OFF_S for one in late[host]) > 1
-    }
-    with suppress(OSError):
-        created = paths.manifest.stat().st_mtime
-        first = min((started[host] - off for host, off in ahead.items()), default=created)
-        near = sum(abs(off) < OFF_S for off in ahead.values())
-        if first > created - OFF_S and 2 * near >= len(ahead):
-            return {host: off for host, off in ahead.items() if abs(off) >= OFF_S}
-    return {}
-
-
-def clocks_off(view: RunView, seen: dict[str, Presence | None], clock: Clock) -> dict[str, float]:
-    """Return the seconds by which clocks of hosts are ahead, if a presence shows that one is."""
-    lives = [one for one in seen.values() if one is not None]
-    with suppress(OSError):
-        first, last = view.paths.manifest.stat().st_mtime - OFF_S, clock.wall() + OFF_S
-        if any(one.started and (one.started < first or one.at > last) for one in lives):
-            return clocks_ahead(view, seen)
-    return {}
+def clocks_ahead(seen: Mapping[str, Presence | None], clock: Clock) -> list[str]:
+    """Hosts whose workers wrote heartbeats at times that are still to come."""
+    late = clock.wall() + _AHEAD_S
+    return sorted({one.host for one in seen.values() if one is not None and one.at > late})
 
 
 def not_shown(behind: list[str]) -> str:
@@ -218,28 +173,18 @@ ATTEMPTS = ("done", "failed", "permanent")
 _MEMORY = 1 << 26
 """Bytes of all journals together that are held in memory."""
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 13, 1 << 20
-_TAIL = 1 << 16
 
 
-def lines_of(view: RunView, worker: str, start: int = 0) -> Iterator[Line]:
+def lines_of(view: RunView, worker: str) -> Iterator[Line]:
     """The lines of a journal that the view has read; a bounded part of them is in memory.
 
     A journal that cannot be read ends here, and the view's ``unreadable`` has the error.
     """
     path = view.readers[worker].path
     try:
-        yield from read_lines(path, start, end_of_journal(view, worker), chunk_of(view))
+        yield from read_lines(path, 0, end_of_journal(view, worker), chunk_of(view))
     except OSError as error:
         view.unreadable[worker] = error
-
-
-def last_line_at(view: RunView, worker: str) -> float | None:
-    """When a worker wrote the newest line of its journal, by its own clock."""
-    if worker not in view.readers:
-        return None
-    # A line that is cut at the start of the range is not valid and does not count.
-    start = max(0, end_of_journal(view, worker) - _TAIL)
-    return max((line.record["at"] for line in lines_of(view, worker, start)), default=None)
 
 
 def end_of_journal(view: RunView, worker: str) -> int:

@@ -18,7 +18,6 @@ from hpc_toolkit.results.sums import FIELDS, Efficiency, Range, efficiency, rang
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import Cost, cost_of, known_jobs, worker_price
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
     from hpc_toolkit.report.page import Section
@@ -70,9 +69,6 @@ def read_facts(run: Run) -> RunFacts:
         status = run.status(forecast=False, beside=beside)
     made_at = time.time()
     found = read("the timeline of the workers", activity, None)
-    if found is not None and found.ahead:
-        elapsed_s = found.timeline.end - found.timeline.begin
-        status = replace(status, elapsed_s=elapsed_s)
     used = read("what the jobs used", lambda: used_by(run.paths), None)
     return RunFacts(
         used=used.line() if used is not None else "",

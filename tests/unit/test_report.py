@@ -136,33 +136,6 @@ def record_of(kind: str, end: float, seconds: float) -> Claim | Attempt | Releas
     return Attempt(**common, **place, begin=begin, end=ends, outcome=kind, error="")
 
 
-def test_times_of_a_host_whose_clock_is_off_are_corrected_with_a_warning(fast_dir: Path) -> None:
-    """Host n2 is 3 days ahead, as the times of its files on the server show."""
-    toy = ToyRun(fast_dir / "run", 6, unit=2)
-    for number, name in enumerate(("wa", "wb", "wc")):
-        late = 259_200.0 if name == "wb" else 0.0
-        host = f"n{number + 1}"
-        worker = toy.worker(name, host=host, job="7", started=1_000.0 + late, at=1_240.0 + late)
-        assert worker.claim(toy.unit_name(2 * number))
-        for item in (2 * number, 2 * number + 1):
-            worker.attempt(item, at=1_100.0 + 10 * item + late, seconds=5.0)
-        worker.release(1_200.0 + late, seconds=180.0)
-        worker.presence.update(state="finished")
-        for path in (toy.paths.worker(name), toy.paths.journal(name)):
-            os.utime(path, (1_240.0, 1_240.0))
-    os.utime(toy.paths.manifest, (990.0, 990.0))
-
-    found = activity_of(toy)
-
-    assert found.ahead == {"n2": 259_200.0}
-    assert found.seconds["work"] == pytest.approx(30)
-    assert (found.timeline.begin, found.timeline.end) == (1_000.0, 1_240.0)
-    page = report_of(toy.reopen())
-    assert page.count("Warning: clocks differ") == 1
-    assert "n2 is 3 d 00 h ahead. The" in page
-    assert "6 of 6 items are done in 4 min 00 s" in page
-
-
 def busy_run(root: Path, texts: tuple[str, ...] = ("plain",)) -> ToyRun:
     """A run whose items, errors, names and notes are ``texts``, with samples of a monitor."""
     texts = tuple(text.encode(errors="replace").decode() for text in texts)

@@ -382,8 +382,8 @@ MUTANTS = (
         "I7",
         "status leaves a mark",
         "results/status.py",
-        "    if not is_read:\n",
-        '    (view.paths.root / "seen").touch()\n    if not is_read:\n',
+        "    beside = beside or Beside()\n",
+        '    (view.paths.root / "seen").touch()\n    beside = beside or Beside()\n',
         ("test_status.py",),
     ),
     Mutant(

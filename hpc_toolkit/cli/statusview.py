@@ -38,7 +38,7 @@ from hpc_toolkit.system.terminal import aligned, cut, printable, show_error
 
 if TYPE_CHECKING:
     from hpc_toolkit.cli.help import Commands
-    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.status import Presences, Status
     from hpc_toolkit.training.progress import Progress, Training
 
 _WATCH_S = 2.0
@@ -47,7 +47,7 @@ _OUTPUT_CHARS = 160
 PANELS: Panels = {
     "Options": (
         flag("json", "Print JSON."),
-        flag("watch", "Follow the run until it is complete; on a terminal with keys."),
+        flag("watch", "Follow the run until it is complete."),
         flag("check", "Exit with 1 if items have failed."),
         flag("slurm/no-slurm", "Ask Slurm for the state of the run's jobs.")._replace(default=True),
         flag("verbose", "Show the CPUs, GPUs and memory of each worker.", short="-v"),
@@ -87,7 +87,7 @@ def status(run: str | None, **given: Any) -> None:
         troubled = _of_run(opened, given, watch=watch, screen=screen)
     else:
         read = partial(opened.progress, ask=given["slurm"])
-        troubled = _follow_training(read, watch=watch, as_json=as_json, screen=screen)
+        troubled = _of_training(read, watch=watch, as_json=as_json, screen=screen)
     if given["check"] and troubled:
         sys.exit(1)
 
@@ -107,7 +107,7 @@ def _of_run(run: Run, given: dict[str, Any], *, watch: bool, screen: bool) -> bo
 
     verbose, slurm = bool(given["verbose"]), given["slurm"]
 
-    def show(now: Status, records: list[JobRecord]) -> None:
+    def show(now: Status, records: list[JobRecord], _seen: object = None) -> None:
         used = None
         if now.complete and (records or _may_be_measured(run.paths)):
             # Asked once, when nothing changes any more.
@@ -127,13 +127,21 @@ def _of_run(run: Run, given: dict[str, Any], *, watch: bool, screen: bool) -> bo
             rows.append(Row("keep", f"up to {one['jobs']} of {one['name']}{end}"))
         print("\n".join(draw(rows)), flush=True)
 
-    if screen:
-        from hpc_toolkit.cli.liveview import follow_live
+    if not screen:
+        now, _ = _follow(run, show, slurm=slurm, wait=time.sleep if watch else None)
+        return failed_items(now) > 0
+    from hpc_toolkit.cli.liveview import full_screen
+    from hpc_toolkit.report.live import host_rows
+    from hpc_toolkit.results.workers import read_hosts
 
-        now, records = follow_live(run, slurm=slurm, verbose=verbose)
-        show(now, records)
-    else:
-        now = _follow(run, show, watch=watch, slurm=slurm)
+    with full_screen() as view:
+
+        def show_all(now: Status, records: list[JobRecord], seen: Presences) -> None:
+            hosts = read_hosts(run.view, seen, now.alive)
+            view.draw([*panel(now, records, verbose=verbose), *host_rows(hosts)])
+
+        now, records = _follow(run, show_all, slurm=slurm, wait=view.wait)
+    show(now, records)
     return failed_items(now) > 0
 
 
@@ -149,21 +157,35 @@ def _opened(root: Path) -> Run | Training:
         raise
 
 
-def _follow_training(
-    read: Callable[[], Progress], *, watch: bool, as_json: bool, screen: bool
-) -> bool:
+def _of_training(read: Callable[[], Progress], *, watch: bool, as_json: bool, screen: bool) -> bool:
     """Show a training, with ``watch`` until its jobs have ended; whether the last one failed."""
-    if screen:
-        from hpc_toolkit.cli.liveview import follow_training
 
-        read, watch = partial(follow_training, read, training_rows), False
-    while True:
-        now = read()
+    def show(now: Progress) -> None:
         text = json.dumps(now.to_json()) if as_json else "\n".join(draw(training_rows(now)))
         print(text, flush=True)
-        if not watch or now.ended or not now.jobs:
-            return now.failed
-        time.sleep(_WATCH_S)
+
+    if not screen:
+        return _follow_training(read, show, wait=time.sleep if watch else None).failed
+    from hpc_toolkit.cli.liveview import full_screen
+
+    with full_screen() as view:
+        now = _follow_training(read, lambda now: view.draw(training_rows(now)), wait=view.wait)
+    show(now)
+    return now.failed
+
+
+def _follow_training(
+    read: Callable[[], Progress],
+    show: Callable[[Progress], None],
+    *,
+    wait: Callable[[float], object] | None,
+) -> Progress:
+    """As :func:`_follow`, for a training, until its jobs have ended."""
+    while True:
+        now = read()
+        show(now)
+        if not now.goes_on or wait is None or wait(_WATCH_S):
+            return now
 
 
 def training_rows(now: Progress) -> list[Row]:
@@ -190,27 +212,36 @@ def _ago(at: float) -> str:
 
 
 def _follow(
-    run: Run, show: Callable[[Status, list[JobRecord]], None], *, watch: bool, slurm: bool
-) -> Status:
-    """Show a run, with ``watch`` until it is complete; return the last status."""
+    run: Run,
+    show: Callable[[Status, list[JobRecord], Presences], None],
+    *,
+    slurm: bool,
+    wait: Callable[[float], object] | None,
+) -> tuple[Status, list[JobRecord]]:
+    """Show a run, and if there is a ``wait``, until it is complete or a wait returns true.
+
+    ``wait`` waits for a number of seconds. Returns the last status and the run's jobs.
+    """
     from hpc_toolkit.submit.jobs import JobStates
     from hpc_toolkit.submit.standstill import beside_of
 
     jobs = JobStates(run.paths)
     records = jobs.read(ask=slurm)
     beside = beside_of(run, lambda: records)
-    now = run.status(beside=beside)
+    seen = run.view.presences()
+    now = run.status(seen=seen, beside=beside)
     while True:
-        show(now, records)
-        if now.complete or not watch:
-            return now
+        show(now, records, seen)
+        if now.complete or wait is None:
+            return now, records
         from hpc_toolkit.results.workers import pause_s
 
         gc.enable()
-        time.sleep(pause_s(run.view, _WATCH_S))
+        if wait(pause_s(run.view, _WATCH_S)):
+            return now, records
         refuse_removed(run.root)
-        records = jobs.read(ask=slurm)
-        now = run.status(beside=beside)
+        records, seen = jobs.read(ask=slurm), run.view.presences()
+        now = run.status(seen=seen, beside=beside)
         if now.complete and slurm and not all(job.ended for job in records):
             # They are about to end, and what Slurm said before would be the last word.
             time.sleep(_WATCH_S)

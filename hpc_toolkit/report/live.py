@@ -1,4 +1,4 @@
-"""Views of a run that change: the lines of the full-screen view, and what a notebook shows.
+"""Views of a run that change: the hosts of the full-screen view, and what a notebook shows.
 
 Every value that comes from a run is escaped, because an error message may contain anything.
 """
@@ -11,139 +11,32 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent import futures
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.report.panel import BAD, DIM, WARN, Row, panel, rate_text, short_panel
-from hpc_toolkit.report.terminal import Look, draw, draw_line, text_indent
-from hpc_toolkit.results.workers import ALIVE, DIED, HostLine, WorkerLine
-from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.system.quantities import counted, format_duration
-from hpc_toolkit.system.terminal import columns, cut, pad, printable, split_at
+from hpc_toolkit.report.panel import BAD, WARN, Row, panel, rate_text
+from hpc_toolkit.report.terminal import Look, draw
+from hpc_toolkit.results.workers import HostLine
+from hpc_toolkit.system.terminal import columns, pad, printable, split_at
 
 if TYPE_CHECKING:
     from hpc_toolkit.results.status import Status
 
 
-_NARROW = 49
-"""Texts of fewer columns are short."""
-_OLD_S = 5.0
-_KEYS = ("w workers  j, k scroll  q quit", "w  j k  q quit")
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What is shown of a run."""
-
-    now: Status
-    jobs: Sequence[JobRecord] = ()
-    hosts: Sequence[HostLine] = ()
-    age_s: float = 0.0
-    """Seconds since the worker was read that was not read for the longest time."""
-
-
-@dataclass(slots=True)
-class Choices:
-    """What the user chose to see."""
-
-    expanded: bool = False
-    """Whether every host is shown with its workers."""
-    verbose: bool = False
-    """Whether these workers are shown with their CPUs, GPUs and memory."""
-    offset: int = 0
-    """Lines scrolled past."""
-
-
-def screen_lines(live: Live, chosen: Choices, look: Look, rows: int) -> list[str]:
-    """The lines of a screen of ``rows`` rows; corrects an offset beyond the end."""
-    room = max(1, rows - 1)
-    head, *body = _body(live, look, chosen, None if chosen.expanded or chosen.offset else room)
-    space = max(1, room - 1)
-    chosen.offset = max(0, min(chosen.offset, len(body) - space))
-    shown = body[chosen.offset : chosen.offset + space]
-    if hidden := len(body) - chosen.offset - len(shown):
-        shown = [*shown[:-1], draw_line(f"  ... {counted(hidden + 1, 'more line')} (j)", DIM, look)]
-    shown = [head, *shown][:room]
-    keys = next((one for one in _KEYS if len(one) <= look.columns), "q quit")
-    return [*shown, *[""] * (room - len(shown)), draw_line(keys, DIM, look)][:rows]
-
-
-def _body(live: Live, look: Look, chosen: Choices, room: int | None) -> list[str]:
-    """All lines; with a ``room``, fewer hosts so that all else fits."""
-    top = short_panel(live.now, live.jobs, hosts=len(live.hosts), columns=look.columns)
-    text = replace(look, columns=look.columns - text_indent([*top, Row("hosts", "")], look))
-    top = [replace(row, text=_cut(row.text, text)) if row.tone == DIM else row for row in top]
-    if live.age_s > _OLD_S:
-        old = format_duration(live.age_s)
-        top.append(Row("", f"read in turn, so some counts are {old} old", DIM))
-    places = live.now.places if chosen.verbose else {}
-    hosts = _host_rows(live.hosts, text, places, expanded=chosen.expanded)
-    lines = draw([*top, *hosts], look)
-    if room is None or len(lines) <= room:
-        return lines
-    # Rows of hosts take one line each, because their texts are cut.
-    most = max(0, room - (len(lines) - len(hosts)))
-    if len(hosts) > most:
-        hosts = hosts[: max(0, most - 1)]
-        hidden = len(live.hosts) - sum(row.text.count("% busy") for row in hosts)
-        hosts += [Row("", f"and {counted(hidden, 'more host')} (w shows all)", DIM)] if most else []
-    return draw([*top, *hosts], look)
-
-
-def _host_rows(
-    hosts: Sequence[HostLine], look: Look, places: Mapping[str, dict[str, Any]], *, expanded: bool
-) -> list[Row]:
+def host_rows(hosts: Sequence[HostLine]) -> list[Row]:
+    """A row for each host of the full-screen view, where a host without busy workers stands out."""
     width = max((columns(one.host) for one in hosts), default=0)
-    rows: list[Row] = []
-    fine: list[str] = []
-    for one in hosts:
+    rows = []
+    for number, one in enumerate(hosts):
+        workers = "worker " if one.alive == 1 else "workers"
+        share = f"{100 * one.busy // one.alive if one.alive else 0:3}% busy"
+        rate = rate_text(one.rate_per_s) if one.rate_per_s else "-"
+        deaths = f"  {one.deaths} died" if one.deaths else ""
+        text = f"{pad(one.host, width)}  {one.alive:3} {workers}  {share}  {rate:<14}{deaths}"
         tone = BAD if one.died else WARN if one.alive and not one.busy else ""
-        text = _cut(_host_text(one, width, is_narrow=look.columns < _NARROW), look)
-        if not (tone or expanded):
-            fine.append(text)
-            continue
-        rows.append(Row("", text, tone))
-        if expanded:
-            rows += [_worker_row(worker, look, places.get(worker.name)) for worker in one.workers]
-    wide = max(map(columns, fine), default=0) + 4
-    beside = max(1, (look.columns + 4) // wide)
-    for at in range(0, len(fine), beside):
-        texts = [pad(one, wide) for one in fine[at : at + beside]]
-        rows.append(Row("", "".join(texts).rstrip()))
-    return [replace(row, label="" if number else "hosts") for number, row in enumerate(rows)]
-
-
-def _host_text(one: HostLine, width: int, *, is_narrow: bool) -> str:
-    share = f"{100 * one.busy // one.alive if one.alive else 0:3}% busy"
-    rate = rate_text(one.rate_per_s) if one.rate_per_s else "-"
-    name = pad(one.host, width)
-    if is_narrow:
-        deaths = f" {one.deaths} died" if one.deaths else ""
-        return f"{name} {one.alive:3} {share}{deaths}"
-    deaths = f"  {one.deaths} died" if one.deaths else ""
-    workers = "worker " if one.alive == 1 else "workers"
-    return f"{name}  {one.alive:3} {workers}  {share}  {rate:<14}{deaths}".rstrip()
-
-
-def _worker_row(one: WorkerLine, look: Look, place: dict[str, Any] | None) -> Row:
-    state = one.state if one.state != ALIVE else "busy" if one.is_busy else "idle"
-    parts = [f"{one.done:,} done"]
-    parts += [f"{one.failed:,} failed"] if one.failed else []
-    parts += [f"{counted(one.deaths, 'executor')} died"] if one.deaths else []
-    parts += [one.note] if one.note else []
-    if place is not None:
-        from hpc_toolkit.system.binding import Place
-
-        parts.append(str(Place.from_record(place)))
-    tone = BAD if one.state == DIED else DIM
-    return Row("", _cut(f"  {one.name}  {state}  {', '.join(parts)}", look), tone)
-
-
-def _cut(text: str, look: Look) -> str:
-    """The text in one line of these columns."""
-    return cut(look.plain(text), look.columns)
+        rows.append(Row("" if number else "hosts", text.rstrip(), tone))
+    return rows
 
 
 _STYLES = {

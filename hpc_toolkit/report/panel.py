@@ -28,7 +28,6 @@ _ARM_CHARS = 60
 _JOBS_SHOWN = 8
 _WARNINGS_SHOWN = 5
 _DAY_S = 86400
-_WHY = "why"
 _SPARKS, _FEWEST = 24, 4
 """The most and the fewest values of a curve."""
 
@@ -61,23 +60,6 @@ def panel(now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False)
     rows = [*_stage_rows(now), *_speed(now), *_cost_rows(now), *_search_rows(now)]
     rows += [*_failure_rows(now), *_problem_rows(now), Row("workers", ", ".join(_workers(now)))]
     return [_title_row(now), *rows, *(_place_rows(now) if verbose else ()), *_jobs_of(now, jobs)]
-
-
-def short_panel(
-    now: Status, jobs: Sequence[JobRecord] = (), *, hosts: int = 0, columns: int = 80
-) -> list[Row]:
-    """Return the rows for a view with keys: without commands, and the reason of a halt first.
-
-    ``hosts`` is the number of hosts with workers, ``columns`` the width of the terminal.
-    """
-    wide = max(columns - 80, 0)
-    problems = list(_problem_rows(now, commands=False))
-    rows = [row for row in problems if row.label == _WHY]
-    rows += [*_stage_rows(now), *_speed(now, wide), *_search_rows(now, wide)]
-    rows += _failure_rows(now, wide, commands=False)
-    rows += (row for row in problems if row.label != _WHY)
-    workers = [*_workers(now), *([f"{hosts:,} hosts"] if hosts > 1 else [])]
-    return [_title_row(now), *rows, Row("workers", ", ".join(workers)), *_jobs_of(now, jobs)]
 
 
 def _title_row(now: Status) -> Row:
@@ -193,7 +175,7 @@ def stage_parts(counts: StageCounts) -> list[str]:
     return parts
 
 
-def _speed(now: Status, wide: int = 0) -> Iterator[Row]:
+def _speed(now: Status) -> Iterator[Row]:
     done = now.throughput.get("done", ())
     if now.complete:  # workers may take a moment to exit
         return
@@ -204,7 +186,7 @@ def _speed(now: Status, wide: int = 0) -> Iterator[Row]:
         parts.append(f"done about {clock_time(time.time() + now.eta_s)}")
     if parts:
         # At most as many sums of neighbouring values as there is room for.
-        size = -(-len(done) // (_SPARKS + wide // 2)) or 1
+        size = -(-len(done) // _SPARKS) or 1
         sums = (sum(done[first : first + size]) for first in range(0, len(done), size))
         curve = tuple(sums) if len(done) >= _FEWEST else ()
         yield Row("speed" if now.rate_per_s > 0 else "time", ", ".join(parts), curve=curve)
@@ -229,12 +211,12 @@ def rate_text(rate_per_s: float) -> str:
     raise AssertionError
 
 
-def _search_rows(now: Status, wide: int = 0) -> Iterator[Row]:
+def _search_rows(now: Status) -> Iterator[Row]:
     search = now.search
     if search is None:
         return
     if "trials" in search:
-        yield from _trial_rows(search, wide)
+        yield from _trial_rows(search)
         return
     budget = search["budget"] or search["arms"]
     rounds = counted(search["rounds"], "round")
@@ -252,25 +234,25 @@ def _search_rows(now: Status, wide: int = 0) -> Iterator[Row]:
         parts += [counted(search["ties"], "tie")] if search["ties"] else []
         if search["rounds_since_best"]:
             parts.append(f"found {counted(search['rounds_since_best'], 'round')} ago")
-        yield Row("best", f"{short(best['arm'], _ARM_CHARS + wide)}  {', '.join(parts)}", GOOD)
+        yield Row("best", f"{short(best['arm'], _ARM_CHARS)}  {', '.join(parts)}", GOOD)
     last = [
-        f"{short(arm, 30 + wide // 6)} {f'({why})' if reward is None else f'{reward:.4f}'}"
+        f"{short(arm, 30)} {f'({why})' if reward is None else f'{reward:.4f}'}"
         for arm, reward, why in search["last"][:3]
     ]
     if last:
         yield Row("last", ", ".join(last), DIM)
 
 
-def _trial_rows(search: dict[str, Any], wide: int) -> Iterator[Row]:
+def _trial_rows(search: dict[str, Any]) -> Iterator[Row]:
     """The search of an Optuna study."""
     counts = [f"{count:,} {state.lower()}" for state, count in sorted(search["trials"].items())]
     yield Row("study", ", ".join([search["policy"], *counts]))
     if (best := search["best"]) is not None:
         said = f"{best['reward']:.6g} in trial {best['trial']}"
-        yield Row("best", f"{short(best['arm'], _ARM_CHARS + wide)}  {said}", GOOD)
+        yield Row("best", f"{short(best['arm'], _ARM_CHARS)}  {said}", GOOD)
 
 
-def _failure_rows(now: Status, wide: int = 0, *, commands: bool = True) -> Iterator[Row]:
+def _failure_rows(now: Status) -> Iterator[Row]:
     for one in now.failures:
         count = one["items"] or one["retrying"]
         label = "failed" if one["items"] else "retrying"
@@ -283,20 +265,18 @@ def _failure_rows(now: Status, wide: int = 0, *, commands: bool = True) -> Itera
             when = f"at {end}" if begin == end else f"{begin} to {end}"
         tone = BAD if one["items"] else WARN
         yield Row(label, f"{count:,} x {short(one['error'], _ERROR_CHARS)}", tone)
-        item = short(json.dumps(one["example"], ensure_ascii=False), _ITEM_CHARS + wide)
-        parts = (where, when, item) if commands else (when, where, item)
-        yield Row("", ", ".join(part for part in parts if part), DIM)
-        if commands:
-            yield Row("", f"hpctk explain {quote(now.run)} --item {one['item']}", DIM)
-    if commands and failed_items(now):
+        item = short(json.dumps(one["example"], ensure_ascii=False), _ITEM_CHARS)
+        yield Row("", ", ".join(part for part in (where, when, item) if part), DIM)
+        yield Row("", f"hpctk explain {quote(now.run)} --item {one['item']}", DIM)
+    if failed_items(now):
         yield Row("", f"hpctk retry {quote(now.run)}  makes failed items pending again", DIM)
 
 
-def _problem_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:
+def _problem_rows(now: Status) -> Iterator[Row]:
     if now.is_open:
         yield Row("next", now.reason.partition(": ")[2])
     elif now.reason:
-        yield Row(_WHY, now.reason, BAD)
+        yield Row("why", now.reason, BAD)
     for one in now.grown:
         from hpc_toolkit.system.needs import shown  # few runs need it
 
@@ -306,7 +286,7 @@ def _problem_rows(now: Status, *, commands: bool = True) -> Iterator[Row]:
         yield Row("retried", f"{one['stage']} with {needs}{most}: {', '.join(counts)}")
     for one in now.unmet:
         yield Row("needs", one["text"], WARN)
-        if commands and one["submit"]:
+        if one["submit"]:
             yield Row("", one["submit"], DIM)
     if now.doctor:
         yield Row("doctor", now.doctor, WARN)

@@ -24,7 +24,7 @@ from hpc_toolkit.results.progress import (
     waiting_workers,
     with_following,
 )
-from hpc_toolkit.results.workers import clocks_ahead, living_workers
+from hpc_toolkit.results.workers import clocks_ahead, living_workers, rate_of
 from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.record import Record, asdict, fresh, replace
 
@@ -193,10 +193,9 @@ def read_status(
 
     ``given`` is the run's path as messages name it, ``campaign`` whether a coordinator adds its
     items, and ``forecast`` returns the time left on the living workers. ``seen``: the workers'
-    presences, if the caller has read them and the view; nothing else is read then.
+    presences, if the caller has just read them.
     """
     beside = beside or Beside()
-    is_read = seen is not None
     if seen is None:
         # Before the journals: if they lack lines that a worker reports here, they are old copies.
         seen = view.presences()
@@ -206,11 +205,10 @@ def read_status(
     finished = sum(presence.state == FINISHED for presence in known.values())
     dead = len(seen) - len(possible) - finished
     workers = WorkerCounts(len(alive), finished, dead, len(possible) - len(alive))
-    if not is_read:
-        view.poll()
-        for stage in view.stages.values():
-            if not stage.complete:  # a complete stage may have tens of thousands of claims
-                stage.claims.refresh()
+    view.poll()
+    for stage in view.stages.values():
+        if not stage.complete:  # a complete stage may have tens of thousands of claims
+            stage.claims.refresh()
     reported = {worker: presence.journal for worker, presence in known.items()}
     late = [worker for worker in view.behind(reported) if worker not in view.unreadable]
     stages = {name: count_items(stage, alive, possible) for name, stage in view.stages.items()}
@@ -226,8 +224,6 @@ def read_status(
     # When the last attempt ended, or the first living worker started.
     started = min((known[one].started for one in alive), default=None)
     since = 0.0 if started is None else max(view.throughput.until, started)
-    # Items done by each living worker, and the seconds that they took.
-    paces = [map(sum, zip(*view.pace[one], strict=True)) for one in alive if view.pace.get(one)]
     unmet = unmet_stages(view, stages, known, alive, given)
     halt, reason = no_progress(
         view, stages, workers, given, late, unmet, campaign=campaign, moving=moving
@@ -238,7 +234,7 @@ def read_status(
         run=given,
         stages=stages,
         workers=workers,
-        rate_per_s=round(sum(done / seconds for done, seconds in paces if seconds > 0), 4),
+        rate_per_s=round(rate_of(view, alive), 4),
         **times,
         **_spent(view, known.values(), ahead, clock.wall() if alive else 0.0),
         silent_s=0.0 if ahead or not since else max(0.0, round(clock.wall() - since, 1)),

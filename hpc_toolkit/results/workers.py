@@ -1,22 +1,19 @@
-"""The workers of a run: which live, how each ended, whose clocks are ahead, and their journals.
-
-A view of their progress reads them in turns, so that it costs few file operations.
-"""
+"""The workers of a run: which live, how each ended, whose clocks are ahead, and their journals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
-from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence
+from hpc_toolkit.queue.presence import FINISHED, Presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader, Line, read_lines, read_unit_run
 from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
-from hpc_toolkit.system.record import Record, replace
+from hpc_toolkit.system.record import Record
 
 ALIVE, DRAINED, DIED, UNKNOWN = "alive", "drained", "died", "unknown"
 """How a worker ended, if not :data:`FINISHED`: nothing was left to do. ``drained``: it exited
@@ -90,82 +87,53 @@ def not_shown(behind: list[str]) -> str:
     return f"this host does not show all that {some} wrote"
 
 
-class WorkerLine(Record):
-    """A worker at one moment."""
-
-    name: str
-    state: str
-    """``alive``, ``draining`` or ``died``."""
-    is_busy: bool
-    """Whether it holds a unit with pending items."""
-    rate_per_s: float
-    """Items done per second over its last unit runs; 0 unless it is alive."""
-    done: int
-    failed: int
-    """Attempts that failed."""
-    deaths: int
-    """Executors that died."""
-    note: str
-    """Why it stops or has stopped."""
-
-
 class HostLine(Record):
-    """A host and its workers, by name."""
+    """The workers of a host at one moment."""
 
     host: str
-    workers: tuple[WorkerLine, ...]
-
-    @property
-    def alive(self) -> int:
-        return sum(one.state in (ALIVE, DRAINING) for one in self.workers)
-
-    @property
-    def busy(self) -> int:
-        return sum(one.is_busy for one in self.workers)
-
-    @property
-    def died(self) -> int:
-        return sum(one.state == DIED for one in self.workers)
-
-    @property
-    def deaths(self) -> int:
-        """Workers and executors that died."""
-        return self.died + sum(one.deaths for one in self.workers)
-
-    @property
-    def rate_per_s(self) -> float:
-        return sum(one.rate_per_s for one in self.workers)
+    alive: int
+    busy: int
+    """Living workers that hold a unit with pending items."""
+    died: int
+    deaths: int
+    """Workers and executors that died."""
+    rate_per_s: float
+    """Items done per second by its living workers."""
 
 
 def read_hosts(
-    view: RunView, seen: Mapping[str, Presence | None], alive: set[str]
+    view: RunView, seen: Mapping[str, Presence | None], alive: Collection[str]
 ) -> list[HostLine]:
     """The hosts that have living or dead workers, hosts with deaths and idle workers first.
 
     Opens no file but claims that the view has not read before. Workers that ended are left out.
     """
     busy = set[str]().union(*(one.holders(one.state.open) for one in view.stages.values()))
-    hosts: dict[str, list[WorkerLine]] = {}
-    for name, presence in seen.items():
-        if presence is not None and presence.state != FINISHED:
-            line = _worker(view, presence, is_alive=name in alive, is_busy=name in busy & alive)
-            hosts.setdefault(presence.host, []).append(line)
-    lines = [HostLine(host, tuple(workers)) for host, workers in hosts.items()]
+    hosts: dict[str, list[Presence]] = {}
+    for one in seen.values():
+        if one is not None and one.state != FINISHED:
+            hosts.setdefault(one.host, []).append(one)
+    lines = []
+    for host, workers in hosts.items():
+        living = [one.worker for one in workers if one.worker in alive]
+        died = len(workers) - len(living)
+        lines.append(
+            HostLine(
+                host=host,
+                alive=len(living),
+                busy=len(busy.intersection(living)),
+                died=died,
+                deaths=died + sum(one.deaths for one in workers),
+                rate_per_s=rate_of(view, living),
+            )
+        )
     return sorted(lines, key=lambda one: (-one.died, one.busy - one.alive, -one.deaths, one.host))
 
 
-def _worker(view: RunView, one: Presence, *, is_alive: bool, is_busy: bool) -> WorkerLine:
-    done, seconds = map(sum, zip(*view.pace.get(one.worker) or ((0, 0.0),), strict=True))
-    return WorkerLine(
-        name=one.worker,
-        state=DIED if not is_alive else DRAINING if one.state == DRAINING else ALIVE,
-        is_busy=is_busy,
-        rate_per_s=done / seconds if is_alive and seconds > 0 else 0.0,
-        done=one.done,
-        failed=one.failed,
-        deaths=one.deaths,
-        note=one.note,
-    )
+def rate_of(view: RunView, workers: Iterable[str]) -> float:
+    """Items done per second by these workers, over their last unit runs."""
+    paces = [map(sum, zip(*view.pace[one], strict=True)) for one in workers if view.pace.get(one)]
+    return sum(done / seconds for done, seconds in paces if seconds > 0)
 
 
 ATTEMPTS = ("done", "failed", "permanent")
@@ -214,108 +182,9 @@ FILES_PER_S = 40.0
 
 All idle workers of a run together use less than 100 operations per second.
 """
-_LOCAL_FILES = 500
-"""Files per look on a filesystem of this kernel, where only this process pays for them."""
-_LEAST_FILES = 16
-_LIST_S = 10.0
-"""Seconds between two listings of claims and workers: a listing may have ten thousand names."""
 
 
 def pause_s(view: RunView, at_least: float) -> float:
     """Seconds until a process that reads the files of all workers each time may do so again."""
     is_local = files.is_local(view.paths.root)
     return at_least if is_local else max(at_least, 2 * len(view.readers) / FILES_PER_S)
-
-
-class _Read(Record):
-    presence: Presence | None
-    at: float
-    """Monotonic seconds."""
-    is_last: bool
-    """Whether nothing can follow: the worker had left, and its journal was read after that."""
-
-
-class Sampler:
-    """Follows a run: the first look reads everything, later ones new workers and some of the rest.
-
-    Workers are read in turn, and a worker's journal only if its presence shows progress. Nothing
-    is written.
-    """
-
-    def __init__(self, view: RunView, clock: Clock) -> None:
-        self._view, self._clock = view, clock
-        self._is_local = files.is_local(view.paths.root)
-        self._reads: dict[str, _Read] = {}
-        """By worker, the one that was read longest ago first."""
-        self._gone: set[str] = set()
-        self._looked = self._listed = float("-inf")
-
-    def look(self) -> dict[str, Presence | None]:
-        """Read what is due; return every worker's presence as if it had been read now."""
-        now = self._clock.monotonic()
-        passed_s, self._looked = now - self._looked, now
-        for stage in self._view.stages.values():
-            stage.poll_log()
-        first = self._new_workers(now) + self._ended_here()
-        most = _LOCAL_FILES
-        if not self._is_local and self._reads:
-            most = max(_LEAST_FILES, int(FILES_PER_S * min(passed_s, _LIST_S)))
-        stages = self._view.stages.values()
-        if all(one.complete or one.log.reported_complete for one in stages):
-            # A worker reported that no item is pending: the last lines must be read now.
-            most = 2 * len(self._reads)
-        for worker in first:
-            most -= self._read(worker)
-        for worker in [name for name, read in self._reads.items() if not read.is_last]:
-            if most <= 0:
-                break
-            if self._reads[worker].at < now:
-                most -= self._read(worker)
-        return {worker: self._aged(self._reads[worker], now) for worker in sorted(self._reads)}
-
-    def oldest_s(self) -> float:
-        """Seconds since the worker was read whose turn is next; 0 if every worker has ended."""
-        turn = (read.at for read in self._reads.values() if not read.is_last)
-        return max(0.0, self._clock.monotonic() - next(turn, float("inf")))
-
-    def _new_workers(self, now: float) -> list[str]:
-        if now - self._listed < (0 if self._is_local else _LIST_S):
-            return []
-        self._listed = now
-        self._view.poll_claims()
-        names = sorted(files.list_names(self._view.paths.workers))
-        workers = [name.removesuffix(".json") for name in names if name.endswith(".json")]
-        return [worker for worker in workers if worker not in self._reads]
-
-    def _ended_here(self) -> list[str]:
-        """Workers of this host whose processes ended since they were read: finished, or dead."""
-        here = (host_name(), boot_id())
-        found = [
-            worker
-            for worker, read in self._reads.items()
-            if (one := read.presence) is not None
-            and (one.host, one.boot) == here
-            and not read.is_last
-            and worker not in self._gone
-            and not process_ticks(one.pid)
-        ]
-        self._gone.update(found)
-        return found
-
-    def _read(self, worker: str) -> int:
-        """Read one worker; return the number of files opened."""
-        presence = self._view.presence(worker)
-        read = self._view.poll_if_moved(worker, None if presence is None else presence.progress)
-        # A journal is complete when it was read once more after the worker's last change.
-        is_last = presence is not None and presence.state == FINISHED and not read
-        self._reads.pop(worker, None)
-        self._reads[worker] = _Read(presence, self._clock.monotonic(), is_last)
-        return 1 + read
-
-    @staticmethod
-    def _aged(read: _Read, now: float) -> Presence | None:
-        """The presence with its heartbeat as old as it was when it was read."""
-        one = read.presence
-        if one is None or one.state == FINISHED:
-            return one
-        return replace(one, at=one.at + max(0.0, now - read.at))

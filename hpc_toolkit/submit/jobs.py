@@ -11,7 +11,6 @@ import pwd
 import re
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,18 +159,13 @@ def read_job(path: Path) -> RunJob | None:
         return None
 
 
-def known_jobs(paths: RunPaths, seen: Iterable[Presence | None] | None = None) -> list[RunJob]:
-    """The Slurm jobs that the run's own files name, oldest first.
-
-    ``seen``: the presences of all workers, if the caller has read them.
-    """
+def known_jobs(paths: RunPaths) -> list[RunJob]:
+    """The Slurm jobs that the run's own files name, oldest first."""
     jobs = {(job.job, job.cluster): job for job in read_jobs(paths)}
     named = {job for job, _ in jobs}
     workers: dict[str, list[Presence]] = {}
-    if seen is None:
-        names = filter(lambda name: name.endswith(".json"), files.list_names(paths.workers))
-        seen = (read_presence(paths.workers / name) for name in names)
-    for presence in seen:
+    names = filter(lambda name: name.endswith(".json"), files.list_names(paths.workers))
+    for presence in (read_presence(paths.workers / name) for name in names):
         if presence is not None and presence.job is not None and presence.job not in named:
             workers.setdefault(presence.job, []).append(presence)
     for job in filter(job_id, workers):
@@ -195,12 +189,8 @@ class JobStates:
         self._records: list[JobRecord] = []
         self._asked = float("-inf")
 
-    def read(
-        self, *, ask: bool = True, seen: Iterable[Presence | None] | None = None
-    ) -> list[JobRecord]:
+    def read(self, *, ask: bool = True) -> list[JobRecord]:
         """One record for every job, oldest first; asks Slurm at most once in 30 s.
-
-        ``seen`` as in :func:`known_jobs`.
 
         Never raises because of Slurm, and takes 5 s at most; a job without an answer is
         ``unknown``. Slurm is not asked again about jobs that ended more than 300 s ago. Of more
@@ -211,7 +201,7 @@ class JobStates:
         if now - self._asked < ASKED_AGAIN_S:
             return self._records
         self._asked = now
-        jobs = without_elements(known_jobs(self._paths, seen))
+        jobs = without_elements(known_jobs(self._paths))
         answers = dict(self._ended)
         if ask:
             open_jobs = [job for job in jobs if (job.job, job.cluster) not in self._ended]

@@ -65,6 +65,11 @@ class Progress:
         return bool(self.jobs) and all(job.ended for job in self.jobs)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it has jobs that are not over."""
+        return bool(self.jobs) and not self.ended
+
+    @property
     def failed(self) -> bool:
         """Whether its latest job is over and did not complete."""
         return self.ended and self.jobs[-1].state != "COMPLETED"

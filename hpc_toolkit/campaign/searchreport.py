@@ -17,7 +17,7 @@ from hpc_toolkit.campaign.summary import Step, Summary, progress_of, summarize
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.report.figures import Figure
 from hpc_toolkit.report.page import Cell, Section, Table, count, seconds
-from hpc_toolkit.system.quantities import HOUR_S, counted, format_duration
+from hpc_toolkit.system.quantities import counted, format_duration
 
 _RECENT = 0.8
 """A search whose best arm came after this share of its evaluations is still improving."""
@@ -37,13 +37,9 @@ class SearchFacts:
     """The first decision, from 1, that requested each arm of the search."""
     steps: Sequence[Step]
     """The best arm so far."""
-    price: tuple[float, str] | None
-    """Price of a worker for an hour, and its currency; None: not known."""
 
 
-def read_search(
-    view: RunView, campaign: Campaign, price: tuple[float, str] | None = None
-) -> SearchFacts:
+def read_search(view: RunView, campaign: Campaign) -> SearchFacts:
     searched = searched_of(view, campaign)
     names = searched.campaign.tasks.names
     rewards = searched.rewards(searched.arms.ids, names)
@@ -57,18 +53,12 @@ def read_search(
         rewards=rewards,
         asked=asked,
         steps=progress_of(searched, rewards),
-        price=price,
     )
 
 
-def sections(
-    view: RunView, campaign: Campaign, price: tuple[float, str] | None = None
-) -> list[Section]:
-    """Sections about the search; the first is the outcome of the run.
-
-    ``price`` is that of a worker for an hour, with its currency, if it is known.
-    """
-    facts = read_search(view, campaign, price)
+def sections(view: RunView, campaign: Campaign) -> list[Section]:
+    """Sections about the search; the first is the outcome of the run."""
+    facts = read_search(view, campaign)
     if not facts.searched.decisions:
         return [Section(title="Search", paragraphs=("The policy has not requested any arm yet.",))]
     rewards = Section(title="Rewards", figures=_map(facts), tables=tuple(_ranking(facts)))
@@ -187,9 +177,6 @@ def _tiles(facts: SearchFacts, summary: Summary) -> Iterator[tuple[str, str]]:
     yield "arms evaluated", f"{summary.evaluated:,} of {summary.arms:,}"
     yield "rounds", f"{len(facts.searched.rounds):,}"
     yield "evaluation time", format_duration(summary.gpu_s)
-    if facts.price is not None:
-        price, currency = facts.price
-        yield "cost of the evaluations", f"{price * summary.gpu_s / HOUR_S:,.2f} {currency}"
     if summary.failed_tasks:
         yield "failed evaluations", f"{summary.failed_tasks:,}"
 

@@ -57,7 +57,7 @@ def panel(now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False)
 
     ``verbose`` adds the CPUs, GPUs and memory of each worker.
     """
-    rows = [*_stage_rows(now), *_speed(now), *_cost_rows(now), *_search_rows(now)]
+    rows = [*_stage_rows(now), *_speed(now), *_search_rows(now)]
     rows += [*_failure_rows(now), *_problem_rows(now), Row("workers", ", ".join(_workers(now)))]
     return [_title_row(now), *rows, *(_place_rows(now) if verbose else ()), *_jobs_of(now, jobs)]
 
@@ -190,18 +190,6 @@ def _speed(now: Status) -> Iterator[Row]:
         sums = (sum(done[first : first + size]) for first in range(0, len(done), size))
         curve = tuple(sums) if len(done) >= _FEWEST else ()
         yield Row("speed" if now.rate_per_s > 0 else "time", ", ".join(parts), curve=curve)
-
-
-def _cost_rows(now: Status) -> Iterator[Row]:
-    cost = now.cost
-    if cost is None:
-        return
-    parts = [f"{cost['spent']:,.2f} {cost['currency']} so far"]
-    if cost["low"] is not None and cost["high"] is not None:
-        parts.append(f"{cost['low']:,.2f} to {cost['high']:,.2f} to come")
-    if cost["unpriced"]:
-        parts.append(f"without {counted(cost['unpriced'], 'worker')} of unknown price")
-    yield Row("cost", ", ".join(parts))
 
 
 def rate_text(rate_per_s: float) -> str:

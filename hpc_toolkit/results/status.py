@@ -29,8 +29,6 @@ from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.record import Record, asdict, fresh, replace
 
 Presences = dict[str, Presence | None]
-Ends = tuple[float | None, float | None]
-"""The ends of the interval of the time left, in seconds; None: not known."""
 
 _MOVING_S = 5.0
 _LEFT_OUT = "the elapsed time is without it, and items over time are not shown"
@@ -123,8 +121,6 @@ class Status(Record, kw_only=True):
     """Log entries that cannot be read yet, sick hosts, and damage that was skipped."""
     alive: list[str] = fresh(factory=list)
     """Names of the living workers."""
-    cost: dict[str, Any] | None = None
-    """Fields of :class:`hpc_toolkit.submit.jobs.Cost`; None where no price is known."""
     draining: int = 0
     """Living workers that were asked to leave."""
     old_copies: int = 0
@@ -173,8 +169,6 @@ class Beside(Record, kw_only=True):
     """What 'hpctk doctor' reported."""
     reason: Callable[[Halt], str] = lambda halt: halt.reason
     """Explains a standstill, for example by the run's jobs."""
-    cost: Callable[[Presences, set[str], Ends], Record | None] = lambda *_: None
-    """Returns the cost from the workers' presences, the living workers and their time left."""
     search: Callable[[bool], Search] | None = None
     """Reads the search of a campaign; its argument says whether the run is complete."""
 
@@ -228,14 +222,12 @@ def read_status(
     halt, reason = no_progress(
         view, stages, workers, given, late, unmet, campaign=campaign, moving=moving
     )
-    times = _time_left(left)
-    cost = beside.cost(seen, alive, (times["eta_low_s"], times["eta_high_s"]))
     found = Status(
         run=given,
         stages=stages,
         workers=workers,
         rate_per_s=round(rate_of(view, alive), 4),
-        **times,
+        **_time_left(left),
         **_spent(view, known.values(), ahead, clock.wall() if alive else 0.0),
         silent_s=0.0 if ahead or not since else max(0.0, round(clock.wall() - since, 1)),
         throughput={} if ahead else _throughput(view),
@@ -263,7 +255,6 @@ def read_status(
         },
         unmet=unmet,
         grown=grown_needs(view) if any(one.spec.retry for one in view.stages.values()) else [],
-        cost=None if cost is None else asdict(cost),
         doctor=beside.doctor,
     )
     if beside.search is None:

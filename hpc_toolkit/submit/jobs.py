@@ -1,4 +1,4 @@
-"""The Slurm jobs of a run or a training: records of what was submitted, their states and costs.
+"""The Slurm jobs of a run or a training: records of what was submitted, and their states.
 
 The records are annotations in the run directory; no decision about items depends on them.
 """
@@ -12,20 +12,15 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.queue.presence import Presence, read_presence
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import share
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
-from hpc_toolkit.system.quantities import HOUR_S
 from hpc_toolkit.system.ranks import noted_name
 from hpc_toolkit.system.record import Record, asdict, replace
-
-if TYPE_CHECKING:
-    from hpc_toolkit.results.status import Ends
-    from hpc_toolkit.run import Run
 
 FORMAT = 1
 ASKED_AGAIN_S = 30.0
@@ -56,9 +51,6 @@ class RunJob(Record, kw_only=True):
     submitted: float = 0.0
     """Epoch seconds of its submission or of its first worker, for display and to sort by."""
     by: str = ""
-    worker_price: float | None = None
-    """Price of one worker for an hour, with its share of the node; None: not known."""
-    currency: str = ""
     recorded: bool = True
     """Whether its submission was recorded; False for a job that only its workers name."""
     place: str = ""
@@ -278,56 +270,3 @@ def _expand(cwd: Path, job: RunJob, wanted: str) -> set[Path]:
 
     pattern = re.sub(r"%([0-9]*)([A-Za-z%])", fill, glob.escape(job.log))
     return {path for path in map(cwd.joinpath, glob.glob(pattern, root_dir=cwd)) if path.is_file()}
-
-
-class Cost(Record):
-    """The price of the lives of a run's workers."""
-
-    spent: float
-    """Up to now, without workers of unknown price, and without nodes that had no worker."""
-    currency: str
-    low: float | None
-    """To come, if the living workers go on: the interval of the time left; None: not known."""
-    high: float | None
-    unpriced: int = 0
-    """Workers whose price is not known."""
-
-
-def worker_price(run: Run) -> tuple[float, str] | None:
-    """Return the price of a worker for an hour, and its currency; None if jobs differ in it."""
-    jobs = read_jobs(run.paths)
-    prices = {(job.worker_price, job.currency) for job in jobs if job.worker_price is not None}
-    return next(((price or 0.0, currency) for price, currency in prices if len(prices) == 1), None)
-
-
-def cost_of(
-    paths: RunPaths, seen: dict[str, Presence | None], alive: set[str], ends: Ends
-) -> Cost | None:
-    """Return the cost of a run; None if no price was recorded, or prices of several currencies.
-
-    ``seen`` are the workers' presences, and ``ends`` those of the interval of the time left.
-    """
-    jobs = {job.job: job for job in read_jobs(paths) if job.worker_price is not None}
-    if len({job.currency for job in jobs.values()}) != 1:
-        return None
-    spent, unpriced, per_hour = 0.0, 0, 0.0
-    for name, presence in seen.items():
-        job = _job_of(presence.job, jobs) if presence is not None else None
-        if presence is None or job is None or job.worker_price is None:
-            unpriced += 1
-            continue
-        spent += max(0.0, presence.at - presence.started) / HOUR_S * job.worker_price
-        per_hour += job.worker_price if name in alive else 0.0
-    low, high = (None if end is None else end / HOUR_S * per_hour for end in ends)
-    return Cost(spent, next(iter(jobs.values())).currency, low, high, unpriced)
-
-
-def _job_of(job: str | None, jobs: dict[str, RunJob]) -> RunJob | None:
-    """Return the recorded job of a worker.
-
-    An element of an array has an id of its own, so with one price every job has that price.
-    """
-    if job is None or job in jobs:
-        return jobs.get(job or "")
-    prices = {(one.worker_price, one.currency) for one in jobs.values()}
-    return next(iter(jobs.values())) if len(prices) == 1 else None

@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.results.activity import Activity, read_activity
 from hpc_toolkit.results.explain import group_failures
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.history import History
-from hpc_toolkit.results.status import Beside
 from hpc_toolkit.results.sums import FIELDS, Efficiency, Range, efficiency, ranges_of, read_loads
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.submit.jobs import Cost, cost_of, known_jobs, worker_price
+from hpc_toolkit.submit.jobs import known_jobs
 from hpc_toolkit.system.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -54,19 +53,14 @@ def read_facts(run: Run) -> RunFacts:
             problems.append(f"{what} ({type(error).__name__}: {error})")
             return nothing
 
-    def cost(*facts: Any) -> Cost | None:
-        with suppress(*_READING):
-            return cost_of(run.paths, *facts)
-        return None
-
     def activity() -> Activity | None:
         return read_activity(History(view), SystemClock())
 
-    view, beside = run.view, Beside(cost=cost)
+    view = run.view
     try:
-        status = run.status(beside=beside)
+        status = run.status()
     except _READING:  # a forecast needs more of the run than its status
-        status = run.status(forecast=False, beside=beside)
+        status = run.status(forecast=False)
     made_at = time.time()
     found = read("the timeline of the workers", activity, None)
     used = read("what the jobs used", lambda: used_by(run.paths), None)
@@ -99,7 +93,7 @@ def _search(run: Run) -> list[Section]:
     from hpc_toolkit.campaign import searchreport
     from hpc_toolkit.campaign.settings import settings_of
 
-    return searchreport.sections(run.view, settings_of(run.paths, run.manifest), worker_price(run))
+    return searchreport.sections(run.view, settings_of(run.paths, run.manifest))
 
 
 def used_by(paths: RunPaths, *, ask: bool = True) -> Efficiency | None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.control import ControlReader
@@ -176,24 +176,11 @@ def _send_one(submission: Submission, before: str) -> RunJob:
         excluded=submission.excluded,
         submitted=round(time.time(), 3),
         by=own_login(),
-        **_price(submission),
     )
     if submission.records is not None:
         record_job(submission.records, job)
     sys.stderr.writelines(f"{printable(line)}\n" for line in accepted.said)
     return job
-
-
-def _price(submission: Submission) -> dict[str, Any]:
-    """The price of a worker for an hour, if the cluster's description has prices."""
-    if submission.request is None:
-        return {}
-    from hpc_toolkit.planning.nodes import ask_of
-
-    node = ask_of(*submission.request).node
-    if node.price_per_hour is None or not node.workers:
-        return {}
-    return {"worker_price": node.price_per_hour / node.workers, "currency": node.currency}
 
 
 def _write(submission: Submission) -> None:

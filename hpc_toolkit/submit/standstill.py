@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from hpc_toolkit.rundir.files import last_lines
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit.jobs import cost_of, log_files, read_jobs
+from hpc_toolkit.submit.jobs import log_files, read_jobs
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
@@ -71,7 +70,6 @@ def beside_of(run: Run, records: Callable[[], list[JobRecord]]) -> Beside:
     """What a status shows of the run's jobs and its filesystem."""
     return Beside(
         doctor=believed(run.paths).said,
-        cost=partial(cost_of, run.paths),
         reason=lambda halt: why(halt, records()),
     )
 

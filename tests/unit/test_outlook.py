@@ -1,4 +1,4 @@
-"""What 'hpctk submit' says of a job, its cost, and the items left; what a run has cost."""
+"""What 'hpctk submit' says of a job, its cost, and the items left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line, lacks
-from hpc_toolkit.results.status import Ends
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.submit import keeping
-from hpc_toolkit.submit.jobs import Cost, RunJob, cost_of, record_job
 from hpc_toolkit.submit.keeping import jobs_with_work
 from hpc_toolkit.submit.submission import left_lines, sized
 from tests.toyrun import ToyRun
@@ -182,33 +180,6 @@ def test_a_size_is_chosen_alone_and_for_a_list(
     measured(elsewhere)
 
     assert message in refused("submit", "--dry-run", "--size-for", "6h", *words).message
-
-
-JOB = RunJob(job="7", submitted=1.0, worker_price=3.0, currency="EUR")
-
-
-def cost(toy: ToyRun, *jobs: RunJob, ends: Ends = (None, None)) -> Cost | None:
-    for job in jobs:
-        record_job(toy.paths, job)
-    toy.worker("a", job="7", started=1000.0, at=4600.0)
-    toy.worker("b", job="7", started=1000.0, at=8200.0)
-    toy.worker("c", job="8", started=1000.0, at=4600.0)
-    return cost_of(toy.paths, toy.run.view.presences(), {"b"}, ends)
-
-
-def test_workers_cost_their_lives_and_the_living_the_time_left(toy: ToyRun) -> None:
-    other = replace(JOB, job="8", worker_price=1.0)
-
-    found = cost(toy, JOB, other, ends=(1800.0, 3600.0))
-
-    assert found == Cost(spent=10.0, currency="EUR", low=1.5, high=3.0)
-
-
-@pytest.mark.parametrize(
-    "jobs", [(), (replace(JOB, worker_price=None),), (JOB, replace(JOB, job="8", currency="USD"))]
-)
-def test_there_is_no_cost_without_one_currency(toy: ToyRun, jobs: tuple[RunJob, ...]) -> None:
-    assert cost(toy, *jobs) is None
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,8 @@ def played(name: str, seed: int, root: Path) -> Result:
         while sum(counts.done for counts in run.status().stages.values()) < SHARE * len(pairs):
             assert work.poll() is None, (root / "work.out").read_text()
             time.sleep(0.05)
-        hpctk("plan", str(path), "--nodes", "1", "--workers-per-node", "4", "-o", str(plan))
+        asked = ("--nodes", "1", "--workers-per-node", "4", "--json")
+        plan.write_text(hpctk("plan", str(path), *asked))
         assert work.wait() == 0
     said = json.loads(hpctk("plan", str(path), "--check", str(plan), "--json"))
     return Result(name, seed, said["low_s"], said["predicted_s"], said["high_s"], said["real_s"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -21,7 +20,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.rundir.layout import all_runs
 from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.options import Option, Panels, flag, many, spelled
+from hpc_toolkit.system.options import Option, Panels, flag, spelled
 from hpc_toolkit.system.quantities import parse_counts, parse_duration, parse_size_mib
 from hpc_toolkit.system.record import asdict
 from hpc_toolkit.system.terminal import note
@@ -58,10 +57,7 @@ PANELS: Panels = {
         Option("partition", "Partition of the jobs: its nodes, limits and prices.", "NAME"),
         Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", hidden=True, least=0),
     ),
-    "Output": (
-        many("out", "Write .json", "FILE")._replace(short="-o"),
-        flag("json", "Print JSON."),
-    ),
+    "Output": (flag("json", "Print JSON."),),
     "Limits": (
         Option("within", "Show how much is done by then, and the chance to finish.", "DURATION"),
         Option("time_limit", "Time limit of the longest job, e.g. 12h.", "DURATION"),
@@ -82,16 +78,13 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
 
     Examples:
         hpctk plan runs/eval --nodes 1,2,4 --cluster killarney
-        hpctk plan --items 10000 --item-time 30s -o plan.json
+        hpctk plan --items 10000 --item-time 30s --json
     """
     from hpc_toolkit.planning.forecast import Guess
     from hpc_toolkit.planning.nodes import Worker, node_of, site_for, unmet_by
     from hpc_toolkit.planning.plan import make_plan
     from hpc_toolkit.submit.reporting import used_by
 
-    out, as_json = list(map(Path, given["out"])), bool(given["json"])
-    for path in out:
-        arguments.check_out(path, (".json",))
     for needed, name in (("items", "groups"), ("item_time", "load_time")):
         if given[needed] is None and arguments.was_given(name):
             raise ConfigError(f"{spelled(name)} needs {spelled(needed)}", hint="leave it out")
@@ -130,7 +123,7 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
         if used is not None:  # of a complete run, whose jobs show what the next one needs
             note(f"used: {used.line()}")
         raise
-    _show(found, out, used, as_json=as_json)
+    _show(found, used, as_json=bool(given["json"]))
     if given["items"] is None:
         for text in unmet_by(node, limit_s, arguments.open_run(run).view):
             note(text, "warning")
@@ -166,7 +159,7 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
     return typed_work(items, groups)
 
 
-def _show(found: Plan, out: list[Path], used: Efficiency | None, *, as_json: bool) -> None:
+def _show(found: Plan, used: Efficiency | None, *, as_json: bool) -> None:
     from hpc_toolkit.planning.plan import as_lines
 
     record, lines = found.to_json(), as_lines(found)
@@ -174,8 +167,6 @@ def _show(found: Plan, out: list[Path], used: Efficiency | None, *, as_json: boo
         record["efficiency"] = asdict(used)
         lines += [f"used so far: {used.line()}"]
     arguments.show(record, lines, as_json=as_json)
-    for path in out:
-        arguments.write_out(path, json.dumps(record, allow_nan=False) + "\n")
 
 
 _WIDTH = 100

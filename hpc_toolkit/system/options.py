@@ -61,10 +61,6 @@ def spelled(name: str) -> str:
     return f"--{name.partition('/')[0].replace('_', '-')}"
 
 
-def by_name(panels: Panels) -> dict[str, Option]:
-    return {one.name.partition("/")[0]: one for group in panels.values() for one in group}
-
-
 def only_given(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a command that were given; an option with a default always has one."""
     return {

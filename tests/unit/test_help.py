@@ -26,7 +26,6 @@ from hpc_toolkit.cli.scriptoptions import PANELS
 from hpc_toolkit.engines.kubernetes import KINDS, ManifestSpec, render_manifest
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.render.script import template_names
-from hpc_toolkit.system.options import by_name
 from tests import manpage
 from tests.documents import REPOSITORY, USER_DOCS
 
@@ -175,7 +174,7 @@ def test_commands_and_options_of_a_document_exist(name: str) -> None:
 def options_of(command: str) -> set[str]:
     found = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", helped(command, "--help-all", width=300)))
     if command in ("render", "submit", "scaling run"):
-        found |= {option.spelling for option in by_name(PANELS).values()}  # some are hidden
+        found |= {one.spelling for group in PANELS.values() for one in group}  # some are hidden
     return found
 
 
@@ -237,7 +236,7 @@ def test_a_bare_number_is_refused_with_the_option_and_the_fix(
 
 
 def test_every_duration_and_size_of_a_manifest_needs_a_unit() -> None:
-    options = by_name(MANIFEST_PANELS).values()
+    options = [one for group in MANIFEST_PANELS.values() for one in group]
     named = [one for one in options if one.metavar in ("DURATION", "SIZE")]
     assert {one.name for one in named} == {"time", "mem", "shm"}
     for one in named:

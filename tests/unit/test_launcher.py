@@ -13,7 +13,6 @@ import pytest
 
 from hpc_toolkit.cli.training import PANELS
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import by_name
 from hpc_toolkit.training.launch import launcher
 from hpc_toolkit.training.launch.meeting import Address
 from hpc_toolkit.training.launch.plan import (
@@ -52,7 +51,8 @@ def test_every_option_has_the_spellings_of_torchrun() -> None:
 
     own = {"run_dir", "backend", "start_timeout", "monitor", "dry_run"}
     newer = {"numa_binding", "shutdown_timeout"} - torchruns.keys()  # torch 2.9
-    for name, option in by_name(PANELS).items():
+    for option in (one for group in PANELS.values() for one in group):
+        name = option.name
         if name in own | newer:
             continue
         assert name in {*_VALUES, *INSTEAD}

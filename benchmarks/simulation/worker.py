@@ -312,6 +312,7 @@ class SimulatedWorker:
         self._claim = f"{assignment.name}.{assignment.generation}"
         lines = UnitLines(self._journal, self._clock, assignment)
         self._looked_at = self._clock.now
+        self._tick()  # as a worker does while it sends the first item to its executor
         if self._site.outcome.steps:
             self._site.outcome.steps[unit.entry - 1].claimed_s.append(self._clock.now)
         for item in self._order(assignment, lines):

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import math
 import os
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
 from hpc_toolkit.science.workloads import fetching
-from hpc_toolkit.science.workloads.checkpoints import LoadedModel
-from hpc_toolkit.science.workloads.harness import Evaluated, HarnessTasks, is_number
+from hpc_toolkit.science.workloads.checkpoints import (
+    Dtype,
+    load_checkpoint,
+    prefetch_checkpoint,
+    require_positive,
+)
+
+_HARNESS, _EXTRA = "lm-evaluation-harness", "harness"
 
 
-class LmEvalTasks(HarnessTasks):
+class LmEvalTasks:
     """Workload: item ``{"checkpoint", "task"}`` to the metrics of a task of lm-evaluation-harness.
 
     ``task`` is a name that the harness or a YAML file below ``include_path`` defines. A group of
@@ -33,14 +40,19 @@ class LmEvalTasks(HarnessTasks):
     where the harness has none.
 
     Numbers are those of ``lm_eval`` with the same options; bootstrapped standard errors use fewer
-    draws. A task whose own number of examples is 0 keeps it.
+    draws. A task whose own number of examples is 0 keeps it. A group of items, which are those of a
+    checkpoint, uses one model. Each item loads its task anew after the same seeds, so a value does
+    not depend on earlier items.
     """
-
-    harness, extra, package = "lm-evaluation-harness", "harness", "lm_eval.models.huggingface"
 
     def __init__(
         self,
         *,
+        root: str = ".",
+        dtype: Dtype = "auto",
+        batch_size: int = 16,
+        metric: str | Mapping[str, str] = "",
+        num_fewshot: int | None = None,
         limit: float | None = None,
         include_path: str | Iterable[str] = (),
         apply_chat_template: bool = False,
@@ -48,11 +60,17 @@ class LmEvalTasks(HarnessTasks):
         max_length: int | None = None,
         bootstrap_iters: int = 1000,
         confirm_run_unsafe_code: bool = False,
-        **options: Any,
     ) -> None:
-        """The harness's own options, and those of `HarnessTasks`.
+        """Options of the workload.
 
         Args:
+            root: the directory that contains the checkpoints.
+            dtype: the type of the weights: ``auto`` is the one in which they were saved.
+            batch_size: the most requests that go through the model together.
+            metric: the metric that becomes ``score``: a name for all tasks, or a table of names by
+                task. Without it, the first metric of the task.
+            num_fewshot: examples in each prompt, unless the item has a number. Without it, the
+                harness's default.
             limit: evaluate only the first documents of a task: a number, or a share below 1.
             include_path: directories with YAML files of tasks. Their functions run as your code.
             apply_chat_template: format prompts by the tokenizer's chat template.
@@ -60,11 +78,11 @@ class LmEvalTasks(HarnessTasks):
             max_length: longer prompts lose their beginning. Without it, the model's own limit.
             bootstrap_iters: draws for standard errors that have no formula; 0: no standard errors.
             confirm_run_unsafe_code: allow tasks that run code which the model wrote.
-            options: those of `HarnessTasks`.
 
         Raises ConfigError: an option is invalid.
         """
-        super().__init__(**options)
+        if dtype not in get_args(Dtype):
+            raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(get_args(Dtype))}")
         if limit is not None and (isinstance(limit, str | bool) or not 0 < limit < math.inf):
             raise ConfigError(f"limit: {limit!r} is not a positive number")
         paths = [include_path] if isinstance(include_path, str) else list(include_path)
@@ -72,6 +90,9 @@ class LmEvalTasks(HarnessTasks):
             if not Path(path).is_dir():
                 msg = f"include_path: {path} is not a directory"
                 raise ConfigError(msg, hint="name directories with YAML files, by absolute paths")
+        self._root, self._dtype, self._metric = root, dtype, metric
+        self._batch_size = require_positive("batch_size", batch_size)
+        self._num_fewshot = num_fewshot
         self._include_path = tuple(paths)
         self._max_length = max_length
         self._unsafe = confirm_run_unsafe_code
@@ -83,12 +104,31 @@ class LmEvalTasks(HarnessTasks):
             "bootstrap_iters": bootstrap_iters,
             "confirm_run_unsafe_code": confirm_run_unsafe_code,
         }
+        self.loads = 0
+        """Models loaded so far."""
 
-    def _wrap(self, loaded: LoadedModel) -> Any:
-        from lm_eval.models.huggingface import HFLM
+    def prefetch(self, group: str) -> None:
+        """Prefetch the files of a checkpoint; see `prefetch_checkpoint`."""
+        prefetch_checkpoint(self._root, group)
 
+    def fetch(self, items: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+        """As `fetch_data`."""
+        return fetching.fetch_data(items, self.load_task)
+
+    def load(self, group: str) -> Any:
+        """Load a checkpoint as a model of the harness.
+
+        Raises PermanentError: it cannot be used. Raises WorkloadError: no harness is installed.
+        """
+        fetching.no_network_in_jobs()
+        # A worker's log needs a line each half minute, not ten each second.
+        os.environ.setdefault("TQDM_MININTERVAL", "30")
         # Otherwise each rank starts a process on every core of the node to draw samples.
         os.environ.setdefault("DISABLE_MULTIPROC", "1")
+        with fetching.harness_package(_HARNESS, _EXTRA):
+            from lm_eval.models.huggingface import HFLM
+        loaded = load_checkpoint(self._root, group, head=True, dtype=self._dtype)
+        self.loads += 1
         return HFLM(
             pretrained=loaded.model,
             tokenizer=loaded.tokenizer,
@@ -96,7 +136,37 @@ class LmEvalTasks(HarnessTasks):
             max_length=self._max_length,
         )
 
-    def _evaluate(self, context: Any, task: object, shots: int | None) -> Evaluated:
+    def on_oom(self, context: Any, items: list[dict[str, Any]]) -> bool:
+        """Halve the batches, for this and later checkpoints.
+
+        Return False at one request each, and if the model alone does not fit.
+        """
+        import torch
+
+        if context is None or self._batch_size == 1:
+            return False
+        torch.cuda.empty_cache()  # does nothing if CUDA was not used
+        self._batch_size //= 2
+        return True
+
+    def run(self, context: Any, items: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield one value per item, in order.
+
+        Raises PermanentError: the task does not exist, its data set is not available, or it has no
+        value of its own.
+        """
+        for item in items:
+            last = context.model.config.num_hidden_layers
+            # Of a layer below the last, the score would be that of the complete model.
+            if item.get("layer", last) != last:
+                msg = f"layer {item['layer']!r}: the harness evaluates complete models"
+                hint = f"leave the layer out, or choose the last one, {last}"
+                raise PermanentError(msg, hint=hint)
+            _seed()
+            shots = item.get("num_fewshot", self._num_fewshot)
+            yield self._evaluate(context, item.get(fetching.TASK), shots)
+
+    def _evaluate(self, context: Any, task: Any, shots: int | None) -> dict[str, Any]:
         from lm_eval.evaluator import evaluate
 
         tasks = self.load_task(task)
@@ -105,15 +175,28 @@ class LmEvalTasks(HarnessTasks):
         found = evaluate(context, tasks, log_samples=False, **self._options)
         own = found["results"][task]
         metrics = dict(_metrics(own))
+        name = self._metric if isinstance(self._metric, str) else self._metric.get(task, "")
+        name = name or next(iter(metrics), "")
+        if name not in metrics:
+            hint = near_miss(name, list(metrics))
+            raise PermanentError(f"task {task!r} has no metric {name!r}", hint=hint)
+        score, stderr = metrics[name]
+        if not math.isfinite(score):
+            raise PermanentError(f"task {task!r}: the metric {name!r} is {score}")
         better = found["higher_is_better"].get(task, {})
-        counts = {
+        value = {
+            "score": -score if better.get(name.partition(":")[0]) is False else score,
+            "stderr": stderr,
+            "metric": name,
             "n": own["sample_len"],
             "documents": sum(one["original"] for one in found["n-samples"].values()),
             "num_fewshot": found["n-shot"].get(task),
             "version": found["versions"].get(task),
         }
-        worse = {name for name in metrics if better.get(name.partition(":")[0]) is False}
-        return Evaluated(metrics, worse, counts)
+        for name, (number, error) in metrics.items():
+            value.setdefault(name, number if math.isfinite(number) else None)
+            value.setdefault(f"{name}_stderr", error)
+        return value
 
     def load_task(self, name: object) -> Any:
         """Return the harness's record of a task or group with all data sets.
@@ -145,7 +228,7 @@ class LmEvalTasks(HarnessTasks):
         The index of all of the harness's own tasks reads 14,000 files in 15 s. Those in directories
         that the name begins with are enough for most.
         """
-        with fetching.harness_package(self.harness, self.extra):
+        with fetching.harness_package(_HARNESS, _EXTRA):
             from lm_eval.tasks import manager
         own = Path(manager.__file__).parent
         near = [
@@ -155,6 +238,23 @@ class LmEvalTasks(HarnessTasks):
         ]
         some = _index((*near, *self._include_path), defaults=False)
         return some if _has(some, name) else _index(self._include_path, defaults=True)
+
+
+def _seed() -> None:
+    """As ``lm_eval.simple_evaluate``, so that no value depends on the items before."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(1234)
+    torch.manual_seed(1234)
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number of Python or of NumPy."""
+    import numpy as np
+
+    return isinstance(value, int | float | np.number)
 
 
 def _set_fewshot(tasks: Mapping[str, Any], wanted: int | None) -> None:
@@ -201,8 +301,8 @@ def _metrics(own: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, float |
     """
     for key, value in own.items():
         metric, comma, kind = key.partition(",")
-        if not comma or metric.endswith("_stderr") or not is_number(value):
+        if not comma or metric.endswith("_stderr") or not _is_number(value):
             continue
         error: Any = own.get(f"{metric}_stderr,{kind}")
         name = metric if kind == "none" else f"{metric}:{kind}"
-        yield name, (float(value), float(error) if is_number(error) else None)
+        yield name, (float(value), float(error) if _is_number(error) else None)

@@ -152,11 +152,10 @@ def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
 
 
 def _check(words: list[str], *, diff: bool, as_json: bool) -> None:
-    from hpc_toolkit.engines.kubernetes import check_manifest
     from hpc_toolkit.slurm.render.script import check_drift
 
     paths = [Path(word) for word in words] or _own_scripts()
-    found = [check_manifest(path) or check_drift(path) for path in paths]
+    found = [check_drift(path) for path in paths]
     if as_json:
         records = [
             {"file": one.file, "up_to_date": not one.reasons, "reasons": list(one.reasons)}
@@ -174,10 +173,7 @@ def _check(words: list[str], *, diff: bool, as_json: bool) -> None:
 
 
 def _own_scripts() -> list[Path]:
-    from hpc_toolkit.engines.kubernetes import check_manifest
-
     own = [path for path in sorted(Path("slurm").glob("*.sbatch")) if _is_own(path)]
-    own += [path for path in sorted(Path("slurm").glob("*.yaml")) if check_manifest(path)]
     if not own:
         msg = "no rendered script in slurm/"
         raise ConfigError(msg, hint="name the scripts: hpctk render --check FILE ...")

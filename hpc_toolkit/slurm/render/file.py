@@ -32,7 +32,6 @@ _VERSION = r"(?m)^# (?:Generated|Rendered) by hpctk (\S+?)\.? "
 _COMMAND = r"(?m)^#   (hpctk render (?:.* \\\n#     )*.*)$"
 _TEMPLATE = r"(?m)^# hpctk-template: (\S+) ([0-9a-f]+)$"
 _CLUSTER = r"(?m)^# hpctk-cluster: (\S+) ([0-9a-f]+)"
-_SPEC = r"(?m)^# hpctk-spec: sha256:([0-9a-f]+) (\{.*\})$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,27 +85,6 @@ def read_script(path: Path) -> str:
         raise RenderError(
             f"{path}: {why}", hint="name a script; to use a template, leave out '/' and '.sbatch'"
         ) from None
-
-
-def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
-    """Return the version that rendered a file, and its request; errors call the file ``where``.
-
-    Raises RenderError if the file was not rendered, or if its request was edited.
-    """
-    import json
-
-    # Editors of other systems write "\r\n": an edit, but the request is still readable.
-    lines = text.replace("\r\n", "\n")
-    version, spec = re.search(_VERSION, lines), re.search(_SPEC, lines)
-    if _MARK not in text or not (version and spec):
-        raise _refusal(where, _FOREIGN)
-    try:
-        request: dict[str, Any] = json.loads(spec[2])
-    except ValueError:
-        raise _refusal(where, _DAMAGED) from None
-    if sha256(spec[2]) != spec[1]:
-        raise _refusal(where, _DAMAGED)
-    return version[1], request
 
 
 def read_header(script: str, where: str) -> Header:

@@ -16,7 +16,7 @@ import pytest
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.science.workloads.corpora import evaluation_articles
 from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
-from hpc_toolkit.science.workloads.mteb_tasks import LayerEncoder, MtebTasks, write_results
+from hpc_toolkit.science.workloads.mteb_tasks import LayerEncoder, MtebTasks
 from tests.documents import REPOSITORY, read_blocks
 
 np = pytest.importorskip("numpy")
@@ -165,31 +165,6 @@ def test_layers_share_a_pass_and_scores_do_not_depend_on_what_ran_before(
     for value in (first, again):
         value["mteb"].pop("evaluation_time")
     assert again == first
-
-
-def test_results_are_read_by_mteb_itself(
-    tasks: MtebTasks, context: SharedEmbeddings, tmp_path: Path
-) -> None:
-    import mteb
-
-    own = value_of(tasks, context, "mteb.mocks:MockPairClassificationTask", 6)
-    built_in = {"score": 0.36, "stderr": 0.1, "n": 9, "metric": "ap", "kind": "x"}
-    item = {"checkpoint": "model", "layer": 6}
-    named = {"MockPairClassificationTask": own, "lee-similarity": built_in}
-    rows: list[dict[str, Any]] = [
-        {"item": {**item, "task": task}, "state": "done", "value": value, "seconds": 1.5}
-        for task, value in named.items()
-    ]
-    rows.append({"item": {**item, "task": "x"}, "state": "failed", "value": None, "seconds": 0.0})
-
-    assert write_results(rows, tmp_path) == 2
-
-    cache = mteb.ResultCache(tmp_path)
-    for task, value in named.items():
-        found = cache.load_task_result(task, "local/model", "layer6")
-        assert found is not None
-        assert found.get_score() == pytest.approx(value["score"])
-        assert found.evaluation_time is not None
 
 
 class Bomb:

@@ -99,6 +99,7 @@ def test_embedding_is_the_mean_of_the_texts_own_tokens(
         with torch.inference_mode():
             states = loaded.model(ids, output_hidden_states=True).hidden_states[3]
         assert np.allclose(got[row], states[0].mean(0).numpy(), atol=1e-5)
+    assert not got.flags.writeable  # other tasks get the same rows
 
 
 def test_task_that_does_not_exist_names_the_nearest(root: str) -> None:

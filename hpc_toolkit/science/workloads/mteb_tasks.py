@@ -7,7 +7,6 @@ only in an executor.
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import tempfile
@@ -16,82 +15,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, PermanentError, RunError
-from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.errors import ConfigError, PermanentError
 from hpc_toolkit.science.workloads.checkpoints import require_layer
 from hpc_toolkit.science.workloads.embeddings import EmbeddedTexts, SharedEmbeddings
 from hpc_toolkit.science.workloads.fetching import data_of, fetch_data, harness_package
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-def write_results(rows: Iterable[Mapping[str, Any]], directory: Path) -> int:
-    """Write gathered rows of a tasks stage in mteb's layout of results; return their number.
-
-    ``mteb.ResultCache(directory)`` reads ``<directory>/results/<model>/<revision>/<task>.json``.
-    The layer is part of the revision (`model_of`). Rows without a score are left out. If one row
-    cannot be written, none is. Raises RunError: a name would lead out of its directory, two rows
-    have the same file, or a score lacks a field of a result.
-    """
-    results: dict[Path, bytes] = {}
-    items: dict[Path, Mapping[str, Any]] = {}
-    for row in rows:
-        if row["state"] != "done" or "score" not in row["value"]:
-            continue
-        path, content = _placed(row)
-        if path in results:
-            msg = f"{path}: of both {json.dumps(items[path])} and {json.dumps(row['item'])}"
-            raise RunError(msg, hint="write them into directories of their own")
-        results[path], items[path] = content, row["item"]
-    for path, content in results.items():
-        file = directory / "results" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, [content])
-    return len(results)
-
-
-def _placed(row: Mapping[str, Any]) -> tuple[Path, bytes]:
-    """Return the path of a row below the results, and the content of its file."""
-    item = row["item"]
-    try:
-        model, revision = model_of(item["checkpoint"], item["layer"])
-        result = result_of(item["task"], row["value"], seconds=row["seconds"])
-        names = [model.replace("/", "__"), revision, f"{result['task_name']}.json"]
-    except KeyError as error:
-        msg = f"{json.dumps(item)}: a score without {error.args[0]!r} is not a result of a task"
-        raise RunError(msg) from None
-    for name in names:
-        if "/" in name or "\0" in name or name in ("", ".", "..", ".json"):
-            msg = f"{json.dumps(item)}: {name!r} is not the name of a file"
-            raise RunError(msg, hint="checkpoint, layer and task are parts of a path here")
-    return Path(*names), json.dumps(result, indent=2, allow_nan=False).encode()
-
-
-def result_of(task: str, value: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
-    """Return the value of a task as a ``TaskResult`` of mteb: mteb's own, or one of the same shape.
-
-    Tasks that are not from mteb have no ``mteb_version``, and their texts no revision.
-    """
-    if "mteb" in value:
-        told: dict[str, Any] = value["mteb"]
-        return told
-    scores = {
-        "main_score": value["score"],
-        value["metric"]: value["score"],
-        "stderr": value["stderr"],
-        "n": value["n"],
-        "hf_subset": "default",
-        "languages": ["eng-Latn"],
-    }
-    return {
-        "dataset_revision": "no_revision_available",
-        "task_name": task,
-        "mteb_version": None,
-        "scores": {"test": [scores]},
-        "evaluation_time": seconds,
-        "kg_co2_emissions": None,
-    }
 
 
 def model_of(checkpoint: str, layer: int) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, repeat
 
 import numpy as np
@@ -76,8 +76,6 @@ class Forecast:
     """Seconds until the last item has a result."""
     sure_s: float
     """Seconds within which the last item has a result in 19 of 20 cases."""
-    worker_s: Interval
-    """Worker seconds of work and loading, without waiting at the end."""
     draws: int
     jobs: Interval | None = None
     """Number of jobs in a row under the time limit of one job; None without a limit, or if the
@@ -86,8 +84,6 @@ class Forecast:
     """Number of jobs in a row that is enough in 19 of 20 cases; 0 where :attr:`jobs` is None."""
     within: float | None = None
     """Probability that all is done within the given time; None without a given time."""
-    share: Interval | None = None
-    """Share of the items left that are done within the given time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +151,8 @@ class Forecaster:
             np.mean([one.batches for one in drawn], axis=0).tolist()
             for drawn in zip(*self._draws, strict=True)
         ]
-        self._schedules: dict[int | None, list[_Schedule]] = {}
+        self._makespans: dict[int | None, Floats] = {}
+        """By number of workers: the seconds of each draw until the last item ends."""
         facts = np.array([_facts(work.left, draw) for draw in self._draws]).T
         mean_s, self._longest_s, self._cut_s, largest_s, useful, self._load_s = facts
         self.item_s = Interval.of(mean_s)
@@ -179,7 +176,7 @@ class Forecaster:
         hands = self._work.workers
         if workers is not None:
             hands = dict.fromkeys(map(str, range(workers)), "")
-        if workers not in self._schedules:
+        if workers not in self._makespans:
             living = hands if workers is None else ()
             stages = enumerate(zip(self._work.stages, self._expected_s, strict=True))
             phases = [
@@ -187,34 +184,27 @@ class Forecaster:
                 for number, (stage, expected_s) in stages
                 for phase in _phases(stage, number, expected_s, living)
             ]
-            self._schedules[workers] = [_Schedule(phases, draw, hands) for draw in self._draws]
-        schedules = self._schedules[workers]
-        whole = np.array([one.makespan_s for one in schedules])
+            makespans = [_Schedule(phases, draw, hands).makespan_s for draw in self._draws]
+            self._makespans[workers] = np.array(makespans)
+        times, jobs = self._makespans[workers], None
         if self._work.ends_s is not None:
             # The evaluations that run when the time is up are still finished.
-            whole = np.minimum(whole, self._work.ends_s + self.item_s.median)
-        times, jobs = whole, None
+            times = np.minimum(times, self._work.ends_s + self.item_s.median)
         if limit_s is not None and self.fits(limit_s):
             # Each job but the last ends while its workers are in the middle of items, and the next
             # one must start and load again.
             lost_s = np.minimum(self._cut_s + self._load_s + START_S, _MOST_LOST * limit_s)
-            ends = np.ceil(np.maximum(whole - limit_s, 0.0) / (limit_s - lost_s))
-            times, jobs = whole + ends * lost_s, ends + 1
-        found = Forecast(
+            ends = np.ceil(np.maximum(times - limit_s, 0.0) / (limit_s - lost_s))
+            times, jobs = times + ends * lost_s, ends + 1
+        return Forecast(
             workers=len(hands),
             time_s=Interval.of(times),
             sure_s=float(np.quantile(times, SURE)),
-            worker_s=Interval.of([float(np.sum(one.spans[1] - one.spans[0])) for one in schedules]),
-            draws=len(schedules),
+            draws=len(times),
             jobs=None if jobs is None else Interval.of(jobs),
             sure_jobs=0 if jobs is None else math.ceil(np.quantile(jobs, SURE)),
+            within=None if within_s is None else float(np.mean(times <= within_s)),
         )
-        if within_s is None:
-            return found
-        # Assume that the losses at the ends of jobs are spread evenly.
-        by = within_s * whole / np.maximum(times, 1e-9)
-        shares = [_share_by(at, one.spans) for one, at in zip(schedules, by, strict=True)]
-        return replace(found, within=float(np.mean(times <= within_s)), share=Interval.of(shares))
 
     def fits(self, limit_s: float) -> bool:
         """Return whether a job of this limit probably has room for the longest item, and for more
@@ -271,7 +261,6 @@ class _Phase:
     """The numbers of all of them."""
     firsts: Ints
     """The first one of each context."""
-    items: int
 
 
 def _phases(
@@ -298,35 +287,30 @@ def _phases(
         order = {key: waiting[key][::-1] for key in sorted(waiting, key=left_s.__getitem__)}
         rest = np.array([one for some in order.values() for one in some], dtype=np.int64)
         firsts = np.array([some[-1] for some in order.values()], dtype=np.int64)
-        items = sum(stage.batches[one].count for one in rest)
-        yield _Phase(stage, number, wait_s, held, order, left_s, rest, firsts, items)
+        yield _Phase(stage, number, wait_s, held, order, left_s, rest, firsts)
 
 
 class _Schedule:
-    """One schedule: when each batch begins and ends, and how many items it has."""
+    """One schedule of all batches."""
 
     def __init__(
         self, phases: Sequence[_Phase], draws: Sequence[Draw], workers: dict[str, str]
     ) -> None:
         """Hand out the batches of each phase to workers, given with their loaded contexts."""
         self._loaded = list(workers.values())
-        spans: list[tuple[float, float, float]] = []
         self.makespan_s = 0.0
         """Seconds until the last item ends."""
         for phase in phases:
             draw = draws[phase.number]
-            begun, free = self._go_on(phase, draw, list(workers), self.makespan_s + phase.wait_s)
+            ends, free = self._go_on(phase, draw, list(workers), self.makespan_s + phase.wait_s)
             some = self._shared if len(phase.numbers) > _MANY * len(free) else self._handed_out
-            spans += (new := [*begun, *some(phase, draw, free)])
-            self.makespan_s = max((end for _, end, _ in new), default=self.makespan_s)
-        self.spans = np.array(spans).T
-        """When each batch begins and ends, and its number of items."""
+            self.makespan_s = max((*ends, *some(phase, draw, free)), default=self.makespan_s)
 
     def _go_on(
         self, phase: _Phase, draw: Draw, workers: Sequence[str], begin: float
-    ) -> tuple[list[tuple[float, float, float]], list[tuple[float, int]]]:
-        """Finish the batches that workers hold; return them, and when each worker is free."""
-        spans, free, idle = [], [], []
+    ) -> tuple[list[float], list[tuple[float, int]]]:
+        """Return the ends of the batches that workers hold, and when each worker is free."""
+        ends, free, idle = [], [], []
         for hand, worker in enumerate(workers):
             if worker not in phase.held:
                 idle.append((begin, hand))
@@ -336,31 +320,31 @@ class _Schedule:
             key = context(phase.stage.name, batch.group)
             load = float(draw.load_s[number]) if self._loaded[hand] != key else 0.0
             spent_s = min(batch.age_s, load if batch.loading else seconds)
-            free.append((begin + seconds + load - spent_s, hand))
+            ends.append(begin + seconds + load - spent_s)
+            free.append((ends[-1], hand))
             self._loaded[hand] = key
-            spans.append((begin, free[-1][0], float(batch.count)))
         # A worker finishes its batch even if the search keeps fewer workers busy from now on.
         most = max(len(free), phase.stage.most_workers or len(workers))
-        return spans, free + idle[: most - len(free)]
+        return ends, free + idle[: most - len(free)]
 
     @staticmethod
-    def _shared(
-        phase: _Phase, draw: Draw, free: list[tuple[float, int]]
-    ) -> Iterator[tuple[float, float, float]]:
-        """Share very many batches evenly: then list scheduling gives the same within 1 %."""
+    def _shared(phase: _Phase, draw: Draw, free: list[tuple[float, int]]) -> list[float]:
+        """Share very many batches evenly, and return when all have ended: list scheduling gives the
+        same within 1 %.
+        """
         seconds, load_s = draw.batches[phase.numbers], draw.load_s[phase.firsts]
         # Each group is loaded once, and each worker loads one.
         loads_s = load_s.sum() + max(0, len(free) - len(load_s)) * load_s.mean()
         work_s = float(sum(at for at, _ in free) + seconds.sum() + loads_s)
         # At the end, a worker waits for half a batch of another one on average.
         end = work_s / len(free) + float(seconds.mean()) / 2
-        return ((at, max(at, end), phase.items / len(free)) for at, _ in free)
+        return [end, *(at for at, _ in free)]
 
     def _handed_out(
         self, phase: _Phase, draw: Draw, free: list[tuple[float, int]]
-    ) -> Iterator[tuple[float, float, float]]:
-        """Give the worker that is free first the next batch, until all have run."""
-        batches, loaded = phase.stage.batches, self._loaded
+    ) -> Iterator[float]:
+        """Give the worker that is free first the next batch, and yield when each batch ends."""
+        loaded = self._loaded
         # Lists, since reading single elements of arrays is slow.
         seconds, load_s = draw.batches.tolist(), draw.load_s.tolist()
         waiting = {key: numbers.copy() for key, numbers in phase.waiting.items()}
@@ -382,11 +366,4 @@ class _Schedule:
             if not waiting[key]:
                 del waiting[key]
             heapq.heapreplace(free, (end, hand))
-            yield at, end, float(batches[number].count)
-
-
-def _share_by(limit_s: float, spans: Floats) -> float:
-    """Return the share of items done by ``limit_s``; the items of a batch end evenly."""
-    begins, ends, counts = spans
-    part = np.clip((limit_s - begins) / np.maximum(ends - begins, 1e-9), 0.0, 1.0)
-    return float((part * counts).sum() / counts.sum())
+            yield end

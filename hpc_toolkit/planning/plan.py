@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -220,8 +220,8 @@ def _known(work: Work, guess: Guess | None) -> Work:
     return replace(work, stages=tuple(known), assumed=(said,))
 
 
-def span(interval: Interval, shown: Callable[[float], str] = format_duration) -> str:
-    return f"{shown(interval.low)} to {shown(interval.high)}"
+def span(interval: Interval) -> str:
+    return f"{format_duration(interval.low)} to {format_duration(interval.high)}"
 
 
 def basis(plan: Plan) -> list[str]:
@@ -256,7 +256,7 @@ def _table_rows(plan: Plan) -> list[list[str]]:
     head = ["nodes", "workers", "time", "9 of 10 between", "node-hours"]
     costs = {"GPU-hours": some.gpu_hours, money: some.cost}
     head += [*(name for name, cost in costs.items() if cost), "--time"]
-    head += ["done by then", "items by then"] if plan.within_s else []
+    head += ["done by then"] if plan.within_s else []
     rows = [head]
     for one in plan.choices:
         found = one.forecast
@@ -264,8 +264,7 @@ def _table_rows(plan: Plan) -> list[list[str]]:
         row += [span(found.time_s), number(one.node_hours.median)]
         row += [number(x.median) for x in (one.gpu_hours, one.cost) if x]
         row.append(_asked(one))
-        if found.within is not None and found.share is not None:
-            row += [f"{found.within:.0%}", span(found.share, lambda share: f"{share:.0%}")]
+        row += [f"{found.within:.0%}"] if found.within is not None else []
         rows.append(row)
     return rows
 

@@ -69,18 +69,16 @@ class StopRules:
     """Evaluations of an arm on a task."""
     gpu_s: float | None = None
     """Worker seconds: told durations plus the expected durations of pending evaluations."""
-    wall_s: float | None = None
-    """Seconds since the search began, as passed to ``Policy.stop``."""
 
     def __post_init__(self) -> None:
-        for name in ("pulls", "evaluations", "gpu_s", "wall_s"):
+        for name in ("pulls", "evaluations", "gpu_s"):
             if (value := getattr(self, name)) is not None:
                 whole = name in ("pulls", "evaluations")
                 hint = f"{'a whole number' if whole else 'seconds'}, 0 or more"
                 value = checked_number(f"stop: {name}", value, low=0, whole=whole, hint=hint)
                 object.__setattr__(self, name, value)
 
-    def reason(self, history: History, *, wall_s: float = 0.0) -> str | None:
+    def reason(self, history: History) -> str | None:
         """Describe the rule that holds now, with its numbers; None: no rule holds."""
         asked = history.results.asked
         if self.pulls is not None and (arms := int(asked.any(axis=1).sum())) >= self.pulls:
@@ -90,9 +88,6 @@ class StopRules:
         if self.gpu_s is not None and (spent := seconds_spent(history)) >= self.gpu_s:
             used, most = format_duration(spent), format_duration(self.gpu_s)
             return f"requested {used} of GPU time, the budget is {most}"
-        if self.wall_s is not None and wall_s >= self.wall_s:
-            passed, most = format_duration(wall_s), format_duration(self.wall_s)
-            return f"{passed} have passed, the budget is {most}"
         return None
 
 
@@ -198,14 +193,11 @@ class Policy:
             dropped=tuple(results.tasks.names[task] for task in sorted(found.dropped)),
         )
 
-    def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
-        """Return the reason to request nothing more, for users; None: no stop rule holds.
-
-        ``wall_s`` is the duration of the search in seconds, which a policy cannot know.
-        """
+    def stop(self, pending: Sequence[str | Pull] = ()) -> str | None:
+        """Return the reason to request nothing more, for users; None: no stop rule holds."""
         if self.stop_rules is None:
             return None
-        return self.stop_rules.reason(self._history(pending), wall_s=wall_s)
+        return self.stop_rules.reason(self._history(pending))
 
     def _history(self, pending: Sequence[str | Pull]) -> History:
         pulls = [Pull(pull) if isinstance(pull, str) else pull for pull in pending]

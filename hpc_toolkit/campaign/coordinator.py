@@ -198,7 +198,7 @@ class Coordinator:
     def _decide(self) -> None:
         decisions = self._search.decisions
         while not decisions.exhausted:
-            pulls = self._search.advance(self._results_of, self._wall_s)
+            pulls = self._search.advance(self._results_of)
             if not pulls:
                 break
             self._add(SEARCH, pulls)
@@ -211,9 +211,6 @@ class Coordinator:
             self._search.tell(told)
             self._add(EXHAUSTIVE, left)
 
-    def _wall_s(self) -> float:
-        return self._searched_s + monotonic() - self._since
-
     def _add(self, why: str, pulls: Sequence[Pull]) -> None:
         number = self._search.decisions.entries + 1
         decision = Decision(
@@ -221,7 +218,7 @@ class Coordinator:
             number=number,
             pulls=tuple(pulls),
             tells=tuple(self._search.fresh),
-            wall_s=self._wall_s(),
+            wall_s=self._searched_s + monotonic() - self._since,
             metrics=self._metrics if number == 1 else None,
             search=recorded_search(self._campaign) if number == 1 else None,
             known=self._search.known if number == 1 else (),

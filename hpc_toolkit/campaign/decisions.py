@@ -38,7 +38,7 @@ class Decision:
     tells: tuple[Observation, ...] = ()
     """Results that were told since the decision before, in the order of their asks."""
     wall_s: float = 0.0
-    """Seconds that coordinators had searched by then."""
+    """Seconds that coordinators had searched by then; no decision depends on them."""
     metrics: MetricColumns | None = None
     """In the first decision of a search that uses metrics: their values at that time. A later table
     may have more values, and would lead to other asks."""

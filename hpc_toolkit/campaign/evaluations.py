@@ -22,7 +22,6 @@ from hpc_toolkit.campaign.settings import TASKS, Campaign
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import Row, check_rows
-from hpc_toolkit.system.quantities import HOUR_S, format_duration
 
 Rows = dict[str, dict[str, "Row"]]
 """Finished rows of the tasks stage by arm and task."""
@@ -141,14 +140,9 @@ class Searched:
                 return None
             return [observe(pull.arm, self.done[pull]) for pull in pulls]
 
-        search.advance(results_of, lambda: self.rounds[-1].wall_s if self.rounds else 0.0)
-        if search.ended is not None or not (self.sealed or len(self.rounds) < len(self.decisions)):
-            return search.ended
-        # The time since the last decision is not recorded.
-        hours, end = self.campaign.search.wall_hours, "its end was decided"
-        if hours is None:
-            return end
-        return f"{end}: {format_duration(hours * HOUR_S)}, or a budget of then"
+        search.advance(results_of)
+        is_over = self.sealed or len(self.rounds) < len(self.decisions)
+        return search.ended or ("its end was decided" if is_over else None)
 
 
 def _judge(

@@ -132,7 +132,6 @@ def policy_of(campaign: Campaign, arms: bandit.ArmTable) -> bandit.Policy:
         pulls=search.budget,
         evaluations=search.evaluations,
         gpu_s=None if search.gpu_hours is None else search.gpu_hours * HOUR_S,
-        wall_s=None if search.wall_hours is None else search.wall_hours * HOUR_S,
     )
     return bandit.make_policy(
         policy, arms, campaign.seed, tasks=make_tasks(campaign), stop=stop, **options
@@ -154,7 +153,7 @@ def try_search(campaign: Campaign, file: str) -> None:
         raise ConfigError(f"{file}: search: {error.message}", hint=error.hint) from error
     if not first[0]:
         ended = CampaignSearch(campaign, arms, known)
-        ended.advance(lambda _: None, lambda: 0.0)
+        ended.advance(lambda _: None)
         message = f"{file}: search: nothing would be evaluated: {ended.ended}"
         raise ConfigError(message, hint="raise the limits, or add arms or tasks")
     if first != again:
@@ -172,7 +171,7 @@ def try_search(campaign: Campaign, file: str) -> None:
 
 def _first_asks(search: CampaignSearch) -> list[list[bandit.Pull]]:
     """The first ask, and one more after made-up results: two searches must agree on both."""
-    asks = [search.advance(lambda _: [], lambda: 0.0)]
+    asks = [search.advance(lambda _: [])]
     for place, pull in enumerate(asks[0][:3]):
         scores = {task: float(place) for task in pull.tasks or search.tasks}
         search.tell([bandit.Observation(pull.arm, scores)])
@@ -257,12 +256,11 @@ class CampaignSearch:
     def advance(
         self,
         results_of: Callable[[Sequence[bandit.Pull]], list[bandit.Observation] | None],
-        wall_s: Callable[[], float],
     ) -> list[bandit.Pull]:
         """The next ask; empty when the search has ended, and ``ended`` says why.
 
         ``results_of`` returns the results of pulls; if it returns None, this returns no ask and
-        sets no reason. ``wall_s`` returns the seconds that the search has lasted.
+        sets no reason.
         """
         due = self.due()
         while True:
@@ -271,7 +269,7 @@ class CampaignSearch:
                 return []
             self.tell(found)
             waiting = self.decisions.waiting
-            self.ended = self._policy.stop(waiting, wall_s=wall_s())
+            self.ended = self._policy.stop(waiting)
             if self.ended is not None:
                 return []
             pulls = self._pulls(bandit.ask_within(self._policy, self._most(), waiting))

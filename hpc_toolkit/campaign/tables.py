@@ -20,7 +20,7 @@ Made = TypeVar("Made")
 ROUNDS, WINDOW = "rounds", "window"
 """Values of the key ``asks``: how asks follow each other."""
 
-BUDGETS = ("budget", "evaluations", "gpu_hours", "wall_hours")
+BUDGETS = ("budget", "evaluations", "gpu_hours")
 """The keys that end a search; they change no ask."""
 
 ONE_TASK = "score"
@@ -186,8 +186,6 @@ class Search:
     """Limit: evaluations of an arm on a task."""
     gpu_hours: float | None = None
     """Limit: sum of the durations of evaluations."""
-    wall_hours: float | None = None
-    """Limit: time during which a coordinator was searching."""
     pending: int | None = None
     """Arms under evaluation at once. By default as in the existing run, or, in a new one, an eighth
     of the arms that the budget allows, at most 24."""
@@ -259,7 +257,6 @@ _SEARCH: dict[str, Converter] = {
     "budget": t.count,
     "evaluations": t.number_from(1, 2**31, "a whole number from 1", whole=True),
     "gpu_hours": t.duration_h,
-    "wall_hours": t.duration_h,
     "pending": t.count,
     "asks": _asks,
     "exhaustive": t.flag,

@@ -187,9 +187,6 @@ class Forecaster:
             makespans = [_Schedule(phases, draw, hands).makespan_s for draw in self._draws]
             self._makespans[workers] = np.array(makespans)
         times, jobs = self._makespans[workers], None
-        if self._work.ends_s is not None:
-            # The evaluations that run when the time is up are still finished.
-            times = np.minimum(times, self._work.ends_s + self.item_s.median)
         if limit_s is not None and self.fits(limit_s):
             # Each job but the last ends while its workers are in the middle of items, and the next
             # one must start and load again.

@@ -257,9 +257,6 @@ def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stag
         work = replace(work, assumed=(said,))
         facts["between_s"] = tasks.between_s()
         if not search.exhaustive:  # else every arm is evaluated, whatever the search chooses
-            wall_s = decisions[-1].wall_s if decisions else 0.0
-            ends_s = search.wall_hours and max(0.0, search.wall_hours * HOUR_S - wall_s)
-            work = replace(work, ends_s=ends_s)
             facts["most_workers"] = search.most_pending * len(names)
     stages = [stage.with_rounds(rounds.get(stage.name, [])) for stage in work.stages]
     return replace(work, stages=(*stages[:-1], replace(stages[-1], **facts)))
@@ -275,10 +272,10 @@ def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull
     bounds = _bounds(campaign, decisions, asked)
     if not bounds and search.exhaustive:
         return [], open_pulls, _ALL
-    if not bounds and search.wall_hours is None:
+    if not bounds:
         return [], [], _UNBOUNDED
     fresh = [pull for pull in open_pulls if not pull.tasks]
-    count = min(*bounds, len(fresh)) if bounds else len(fresh)
+    count = min(*bounds, len(fresh))
     # In an order that mixes models and sizes, as a search does.
     taken = [fresh[number * len(fresh) // count] for number in range(count)]
     taken.sort(key=lambda pull: crc32(pull.arm.encode()))

@@ -119,8 +119,6 @@ class Work:
     """Number of items that have a result or failed for good."""
     sealed: bool = True
     """Whether no further items can come; items that a campaign may request are in the stages."""
-    ends_s: float | None = None
-    """Seconds after which a search requests nothing more; None: no such limit."""
     assumed: tuple[str, ...] = ()
     """Assumptions about items to come, in sentences."""
 

@@ -133,8 +133,7 @@ class Steered:
         chosen = free if 2 * sum(scores) >= len(scores) else free[::-1]
         return [Pull(arm) for arm in chosen[:n]]
 
-    def stop(self, pending: Sequence[Pull] = (), *, wall_s: float = 0.0) -> str | None:
-        assert wall_s == 0.0
+    def stop(self, pending: Sequence[Pull] = ()) -> str | None:
         spent = len({*self._told, *(pull.arm for pull in pending)})
         return None if self._budget is None or spent < self._budget else "the budget"
 

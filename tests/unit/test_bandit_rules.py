@@ -215,7 +215,7 @@ def test_ask_within_takes_what_asks_of_one_within_the_budget_would(pending: list
         ({"pulls": 1.5}, "stop: pulls is 1.5"),
         ({"evaluations": True}, "stop: evaluations is True"),
         ({"gpu_s": math.nan}, "stop: gpu_s is nan"),
-        ({"wall_s": -0.1}, "stop: wall_s is -0.1"),
+        ({"gpu_s": -0.1}, "stop: gpu_s is -0.1"),
     ],
 )
 def test_stop_rule_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:

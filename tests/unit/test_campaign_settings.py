@@ -45,8 +45,8 @@ def test_tables_by_task_must_name_each_task_and_no_other(seconds: Any, says: str
         ({"evaluations": True}, "search: evaluations: True is not"),
         ({"gpu_hours": 0}, "search: gpu_hours: 0 is not a positive number of hours"),
         ({"gpu_hours": float("inf")}, "search: gpu_hours: inf is not"),
-        ({"wall_hours": "1"}, "search: wall_hours: '1' has no unit"),
-        ({"wall_hours": "soon"}, "search: wall_hours: 'soon' is not a duration"),
+        ({"gpu_hours": "1"}, "search: gpu_hours: '1' has no unit"),
+        ({"gpu_hours": "soon"}, "search: gpu_hours: 'soon' is not a duration"),
         ({**BUDGET, "asks": "round"}, "search: asks: 'round'"),
         ({**BUDGET, "metrics": ["a", "a"]}, r"search: metrics: \['a', 'a'\] is not a list of diff"),
         ({**BUDGET, "budgett": 1}, "search: unknown key 'budgett'"),
@@ -80,7 +80,7 @@ def test_searches_that_cannot_work_are_refused_before_anything_runs(
 
 def test_settings_survive_json(tmp_path: Path) -> None:
     search: dict[str, Any] = {"policy": "gp-ei", "evaluations": 30, "gpu_hours": 2}
-    search |= {"wall_hours": 1.5, "pending": 3, "asks": "window", "metrics": ["entropy"]}
+    search |= {"pending": 3, "asks": "window", "metrics": ["entropy"]}
     search["options"] = {"features": "all"}
     campaign = toy(search, tasks={"seconds": {"a": 1.0, "b": 2.0, "c": 3.0}})
 
@@ -125,7 +125,7 @@ def test_what_ends_a_search_may_change_while_it_goes_on_and_nothing_else(
     with pytest.raises(ConfigError, match=r"settings: search\.pending") as refused:
         resume_campaign(run, toy({**BUDGET, "pending": 3}), update=True)
     assert str(refused.value.hint).startswith(
-        "only search.budget, search.evaluations, search.gpu_hours, search.wall_hours can change now"
+        "only search.budget, search.evaluations, search.gpu_hours can change now"
     )
     resume_campaign(run, longer, update=True)
 

@@ -145,17 +145,13 @@ def arms_table(value: object, where: str) -> ArmRows:
 def _from_file(name: str, where: str, path: Sequence[str]) -> list[Any]:
     places = [Path(directory, name) for directory in path or [""]]
     file = next((place for place in places if place.exists()), places[0])
-    return table_of(file, f"{where}: ", hint="name a file that exists, such as arms.csv")
-
-
-def table_of(file: Path, where: str = "", *, hint: str) -> list[Any]:
-    """The rows of a table. Raises ConfigError, which begins with ``where``."""
     try:
         return read_list(file)
     except ItemsError as error:
-        raise ConfigError(f"{where}{error.message}", hint=error.hint) from error
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
     except OSError as error:
-        raise ConfigError(f"{where}cannot read {file}: {error.strerror}", hint=hint) from error
+        message = f"{where}: cannot read {file}: {error.strerror}"
+        raise ConfigError(message, hint="name a file that exists, such as arms.csv") from error
 
 
 def _from_grid(value: Any, where: str) -> list[Any]:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from hpc_toolkit.bandit import Observation, Pull
-from hpc_toolkit.campaign.arms import TASK, table_of
+from hpc_toolkit.campaign.arms import TASK
 from hpc_toolkit.campaign.settings import METRICS, TASKS, read_settings
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
-from hpc_toolkit.results.tables import INHERITED, OWN, Row, check_rows
+from hpc_toolkit.results.tables import INHERITED, Row, check_rows
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, read_manifest
 
 SEARCH, EXHAUSTIVE = "search", "exhaustive"
@@ -46,8 +46,7 @@ class Decision:
     """In the first decision: the keys of [search] that asks depend on. They hold from then on,
     whatever the settings say."""
     known: tuple[Observation, ...] = ()
-    """In the first decision: results from before the campaign. They were read from other runs and
-    tables, which may change."""
+    """In the first decision: results from before the campaign, read from runs that may change."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values. ``tasks`` is left out if every pull is of all tasks."""
@@ -170,25 +169,18 @@ def left_over(asked: Iterable[Pull], arms: Sequence[str], tasks: Sequence[str]) 
     return sorted(left, key=lambda pull: -len(pull.tasks or tasks))
 
 
-_VALUE = "value."
-"""Prefix of the columns of a result in a table of 'hpctk gather'."""
+def known_rows(sources: Sequence[str], stage: str) -> list[Row]:
+    """The finished rows of runs, from their ``stage`` or, in a run without it, their last stage.
 
-
-def known_rows(sources: Sequence[str], stage: str, keys: Sequence[str]) -> list[Row]:
-    """The finished rows of runs and tables; an item consists of ``keys``.
-
-    ``stage`` is read from a run that has it, and otherwise the run's last stage. Raises ConfigError
-    for a table that cannot be read or lacks one of ``keys``, and RunError for a damaged run.
+    Raises ConfigError for a source that is not a run, and RunError for a damaged run.
     """
-    rows: list[Row] = []
-    for source in sources:
-        path = Path(source)
-        found = _of_run(path, stage) if path.is_dir() else list(_of_table(path, keys))
-        rows += [row for row in found if row["state"] == "done"]
-    return rows
+    rows = [row for source in sources for row in _of_run(Path(source), stage)]
+    return [row for row in rows if row["state"] == "done"]
 
 
 def _of_run(path: Path, stage: str) -> list[Row]:
+    if not path.is_dir():
+        raise ConfigError(f"from: {path} is not a run directory", hint="name a run, not a table")
     manifest = read_manifest(path)
     view = RunView(RunPaths(path), manifest)
     name = stage
@@ -196,7 +188,7 @@ def _of_run(path: Path, stage: str) -> list[Row]:
         name = manifest.stages[-1].name
         if stage == METRICS and manifest.campaign is not None:
             message = f"{path} has no stage {METRICS!r}"
-            raise ConfigError(message, hint="name the run that measured, or a table")
+            raise ConfigError(message, hint="name the run that measured")
     rows = gather(view, name, partial=True).rows
     check_rows(rows)
     return [*inherited_rows(view, manifest), *rows] if stage == TASKS else rows
@@ -242,29 +234,3 @@ def rows_of(
             INHERITED: source,
         }
         yield task, row
-
-
-def _of_table(path: Path, keys: Sequence[str]) -> Iterator[Row]:
-    for cells in table_of(path, hint="name a run directory or a table"):
-        if isinstance(cells.get("item"), dict) and "value" in cells:  # .json and .jsonl of gather
-            yield cells
-            continue
-        values = {key: one for key, one in cells.items() if key.startswith(_VALUE)}
-        own = values or {key: one for key, one in cells.items() if key not in (*keys, *OWN)}
-        yield {
-            # Empty cells are keys of other arms.
-            "item": {key: cells[key] for key in keys if cells.get(key, "") != ""},
-            "state": _own(cells, "state", "done"),
-            # A number alone is the score, and its column is called value.
-            "value": own["value"]
-            if "value" in own and "score" not in own
-            else {key.removeprefix(_VALUE): one for key, one in own.items() if one != ""},
-            "seconds": seconds
-            if isinstance(seconds := _own(cells, "seconds", 0.0), int | float)
-            else 0.0,
-        }
-
-
-def _own(cells: Mapping[str, Any], name: str, missing: Any) -> Any:
-    """A column that describes a row; it has a prefix if items have a key of its name."""
-    return cells.get(f"hpctk.{name}", cells.get(name, missing))

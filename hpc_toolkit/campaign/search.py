@@ -296,14 +296,14 @@ class CampaignSearch:
 def known_metrics(campaign: Campaign) -> list[Row]:
     """The rows of the metrics that [metrics] names with ``from``."""
     sources = campaign.metrics.known if campaign.metrics else ()
-    return known_rows(sources, METRICS, _keys(campaign)) if sources else []
+    return known_rows(sources, METRICS) if sources else []
 
 
 def known_results(campaign: Campaign) -> list[bandit.Observation]:
     """The evaluations that [tasks] names with ``from``, of arms and tasks of this campaign."""
     if not campaign.tasks.known:
         return []
-    rows = known_rows(campaign.tasks.known, TASKS, [*_keys(campaign), TASK])
+    rows = known_rows(campaign.tasks.known, TASKS)
     found: dict[str, dict[str, Row]] = {arm.id: {} for arm in campaign.arms()}
     for row in rows:
         arm, task = arm_id(row["item"]), row["item"].get(TASK)
@@ -313,10 +313,6 @@ def known_results(campaign: Campaign) -> list[bandit.Observation]:
         message = f"tasks: from: none of {len(rows)} results is of an arm and task of this campaign"
         raise ConfigError(message, hint=f"sources: {', '.join(campaign.tasks.known)}")
     return [observe(arm, list(some.values())) for arm, some in found.items() if some]
-
-
-def _keys(campaign: Campaign) -> list[str]:
-    return list(dict.fromkeys(key for arm in campaign.arms() for key in arm.keys))
 
 
 def observe(arm: str, rows: list[dict[str, Any]]) -> bandit.Observation:

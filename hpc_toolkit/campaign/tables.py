@@ -47,7 +47,7 @@ class Work:
     seconds: dict[str, float] = field(default_factory=dict)
     """Expected duration of an evaluation, for each task."""
     known: tuple[str, ...] = ()
-    """Runs and tables with results, which are not computed again: one path or several."""
+    """Runs with results, which are not computed again: one path or several."""
     max_attempts: int = 3
     """Failed attempts after which an item is failed."""
     timeout_s: float | None = None
@@ -136,7 +136,7 @@ def metrics_table(value: object, where: str) -> Work:
     work = read_table(Work, value, where, _METRICS)
     if bool(work.workload) == bool(work.known):
         message = f"{where}: {'both' if work.known else 'neither'} 'workload' and 'from'"
-        hint = "give the workload that measures, or a run or table with the metrics"
+        hint = "give the workload that measures, or a run with the metrics"
         raise ConfigError(message, hint=hint)
     return work
 

@@ -19,11 +19,10 @@ from hpc_toolkit.campaign.summary import search_so_far, summarize
 from hpc_toolkit.engines.localcampaign import make_campaign_run
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
-from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.loading import load_workload
 from tests.unit.jobcommands import call
-from tests.unit.playedcampaign import NOOP, Played, campaign_of
+from tests.unit.playedcampaign import NOOP, Played, campaign_of, work
 
 GRID = "grid = { lr = [0.001, 0.01, 0.1], depth = [2, 4, 6, 8], model = ['a', 'b'] }"
 
@@ -206,29 +205,35 @@ def test_a_users_policy_that_cannot_work_is_refused_at_once(
     assert not (tmp_path / "r").exists()
 
 
-def test_metrics_of_an_earlier_run_or_table_are_features(
+def test_metrics_of_an_earlier_run_are_features(
     tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [
-        {"lr": lr, "depth": depth, "model": model, "entropy": lr * depth}
+    arms: list[dict[str, Any]] = [
+        {"lr": lr, "depth": depth, "model": model}
         for lr in (0.001, 0.01, 0.1)
         for depth in (2, 4, 6, 8)
         for model in "ab"
     ]
-    table = tmp_path / "measured.jsonl"
-    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    search = "budget = 6\nmetrics = ['entropy']\noptions = { features = 'all' }"
-    own = campaign(tmp_path, GRID, search, metrics=f"from = '{table}'")
-    played = Played(fast_dir / "r", own, monkeypatch, value_of)
+
+    def measured(name: str, items: list[dict[str, Any]]) -> Campaign:
+        run = Run.create(fast_dir / name, items, workload=NOOP)
+        work(run.root, lambda item: {"entropy": item["lr"] * item["depth"]})
+        search = "budget = 6\nmetrics = ['entropy']\noptions = { features = 'all' }"
+        return campaign(tmp_path, GRID, search, metrics=f"from = '{run.root}'")
+
+    played = Played(fast_dir / "r", measured("all", arms), monkeypatch, value_of)
     decisions = played.coordinate()
 
     assert list(Run.open(played.root).view.stages) == ["tasks"]
-    assert decisions[0].metrics == {"entropy": [row["entropy"] for row in rows]}
+    assert decisions[0].metrics == {"entropy": [arm["lr"] * arm["depth"] for arm in arms]}
 
-    table.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    few = measured("few", arms[:3])
     with pytest.raises(ConfigError, match="only 3 of 24 arms have 'entropy'"):
-        make_campaign_run(tmp_path / "few", own, own.path)
+        make_campaign_run(tmp_path / "few", few, few.path)
     assert not (tmp_path / "few").exists()
+    table = campaign(tmp_path, GRID, tasks=f"workload = '{NOOP}'\nfrom = '{tmp_path}/own.toml'")
+    with pytest.raises(ConfigError, match=r"own\.toml is not a run directory"):
+        make_campaign_run(tmp_path / "few", table, table.path)
 
 
 def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
@@ -243,25 +248,20 @@ def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
         fast_dir / "first", campaign(tmp_path, GRID, "budget = 6", tasks=one), monkeypatch, score
     )
     first.coordinate()
-    known = gather(Run.open(first.root).view, "tasks").rows
-    write_table(tmp_path / "first.csv", known)
-
     larger = GRID.replace("[2, 4, 6, 8]", "[2, 4, 6, 8, 10]")
-    write_table(tmp_path / "first.jsonl", known)
-    for source in (str(first.root), f"{tmp_path}/first.csv", f"{tmp_path}/first.jsonl"):
-        tasks = f"workload = '{NOOP}'\nnames = ['a', 'b']\nfrom = '{source}'"
-        own = campaign(tmp_path, larger, "budget = 10\nexhaustive = true", tasks=tasks)
-        second = Played(fast_dir / f"r-{Path(source).suffix}", own, monkeypatch, value_of)
-        assert second.killed(2)
-        second.coordinate(campaign_of(Run.open(second.root)))
+    tasks = f"workload = '{NOOP}'\nnames = ['a', 'b']\nfrom = '{first.root}'"
+    own = campaign(tmp_path, larger, "budget = 10\nexhaustive = true", tasks=tasks)
+    second = Played(fast_dir / "second", own, monkeypatch, value_of)
+    assert second.killed(2)
+    second.coordinate(campaign_of(Run.open(second.root)))
 
-        rows = gather(Run.open(second.root).view, "tasks").rows
-        assert len(rows) == 30 * 2 - 6
-        found = summarize(Run.open(second.root).view, campaign_of(Run.open(second.root)))
-        assert found is not None
-        assert found.ended == "requested 10 arms, the budget is 10"
-        assert found.exhaustive is not None
-        assert found.exhaustive.keys == {"lr": 0.01, "depth": 6, "model": "b"}
+    rows = gather(Run.open(second.root).view, "tasks").rows
+    assert len(rows) == 30 * 2 - 6
+    found = summarize(Run.open(second.root).view, campaign_of(Run.open(second.root)))
+    assert found is not None
+    assert found.ended == "requested 10 arms, the budget is 10"
+    assert found.exhaustive is not None
+    assert found.exhaustive.keys == {"lr": 0.01, "depth": 6, "model": "b"}
 
 
 def test_gather_writes_the_evaluations_that_a_search_inherited_with_their_source(
@@ -301,8 +301,7 @@ def test_gather_writes_the_evaluations_that_a_search_inherited_with_their_source
     with (tmp_path / "second.csv").open(newline="") as file:
         cells = list(csv.DictReader(file))
     assert [row["inherited_from"] for row in cells] == [str(first)] * 4 + [""] * 4
-    # The table has all that a third search needs, and its columns are not keys of arms.
-    third = extended("third", 10, f"\nfrom = '{tmp_path}/second.csv'")
+    third = extended("third", 10, f"\nfrom = '{second}'")
     assert len(Run.open(third).results()) == 2
 
 

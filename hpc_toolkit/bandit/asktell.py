@@ -190,7 +190,6 @@ class Policy:
             ties=tuple(self.arms.ids[i] for i in ties),
             failed=tuple(name for name in names if name in told.failed),
             tasks=tuple(name for name in names if name in told.scores),
-            dropped=tuple(results.tasks.names[task] for task in sorted(found.dropped)),
         )
 
     def stop(self, pending: Sequence[str | Pull] = ()) -> str | None:

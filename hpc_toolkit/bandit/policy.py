@@ -176,9 +176,6 @@ class Recommendation:
     tasks: tuple[str, ...] = ()
     """The tasks that ``mean`` covers and by which the arms were compared. Fewer than all if the
     policy needed no more to decide, or is not finished."""
-    dropped: tuple[str, ...] = ()
-    """Tasks on which the arms were told but not compared, because no arm has a score, or only one
-    of more than two. This is the fault of the task and not of an arm."""
 
 
 def number(value: object) -> float | None:

@@ -68,8 +68,6 @@ class Rung:
         """All remaining arms were told on the first ``done`` tasks of the order."""
         self.counted: tuple[int, ...] = ()
         """The tasks among these by which arms are compared."""
-        self.dropped: tuple[int, ...] = ()
-        """The other tasks, which gave no scores to compare."""
         self.until: int | None = None
         """The arms must be told on the first ``until`` tasks next; None: the contest is over."""
 
@@ -93,7 +91,6 @@ class Rung:
         known = ~np.isnan(self._history.results.scores[self.arms][:, new])
         lost = known.sum(axis=0) < (2 if len(self.arms) > 2 else 1)
         self.counted += tuple(np.array(new)[~lost].tolist())
-        self.dropped += tuple(np.array(new)[lost].tolist())
         self.done = until
         return True
 
@@ -155,7 +152,7 @@ class Racing(Rule):
         if not rung.arms.size:
             return None
         leader = int(rung.arms[best_row(rung.scores)])
-        return Finalists(tuple(rung.arms.tolist()), rung.counted, leader, rung.dropped)
+        return Finalists(tuple(rung.arms.tolist()), rung.counted, leader)
 
     def _rung(self, history: History, order: TaskOrder) -> Rung:
         rung, look, tasks = Rung(history, order.tasks), self.first, len(order.tasks)
@@ -165,7 +162,8 @@ class Racing(Rule):
                 break
             if len(rung.counted) >= look or rung.done == tasks:
                 if rung.counted:
-                    left = survivors(rung.scores, tasks - len(rung.dropped), self.c)
+                    lost = rung.done - len(rung.counted)
+                    left = survivors(rung.scores, tasks - lost, self.c)
                     rung.arms = rung.arms[left]
                 look = len(rung.counted) + self.block
         return rung

@@ -192,8 +192,6 @@ class Finalists(NamedTuple):
     """Indices of tasks on which all of these arms were told."""
     leader: int | None = None
     """The best of these arms; None: the arm with the highest reward over ``tasks``."""
-    dropped: tuple[int, ...] = ()
-    """Indices of further tasks on which they were told, but which gave no scores to compare."""
 
 
 def first_best(values: Floats | Sequence[float]) -> int:

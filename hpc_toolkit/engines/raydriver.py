@@ -33,7 +33,7 @@ _ANSWER_S = 5.0
 """Seconds for a connection to a cluster; Ray itself would try for two minutes."""
 _TICK_S = 0.2
 _LONG_LIFE_S = 60.0
-"""Seconds after which a lost actor counts as one whose worker had finished items."""
+"""Deaths after more seconds than this are not counted: the worker was of use until then."""
 _TELL_AGAIN_S = 5.0
 """Seconds until a signal is repeated: a worker that is just starting does not handle it yet."""
 _START_S = 60.0
@@ -124,8 +124,8 @@ class _Life:
     """Ray's reference to an answer that the actor gives when it has started."""
     asked_at: float
     """Time of the request by this host's monotonic clock."""
-    started: bool = False
-    """False while it waits for room, or imports."""
+    started_at: float | None = None
+    """None while it waits for room, or imports."""
 
 
 class Engine:
@@ -149,7 +149,7 @@ class Engine:
             scheduling_strategy="SPREAD",
         )
         self._lives: dict[Any, _Life] = {}
-        self._barren = [0] * workers
+        self._deaths = [0] * workers
         self._codes: list[int] = []
         self._error: HpcToolkitError | None = None
         self._signals: list[int] = []
@@ -202,11 +202,11 @@ class Engine:
                 life.actor.tell.remote(int(number))
 
     def _ended(self) -> list[Any]:
-        starting = {one.ready: one for one in self._lives.values() if not one.started}
+        starting = {one.ready: one for one in self._lives.values() if one.started_at is None}
         if starting:
             ready, _ = self._ray.wait(list(starting), num_returns=len(starting), timeout=0)
             for answer in ready:
-                starting[answer].started = True
+                starting[answer].started_at = time.monotonic()
         promises = list(self._lives)
         ended, _ = self._ray.wait(promises, num_returns=len(promises), timeout=_TICK_S)
         return list(ended)
@@ -218,9 +218,7 @@ class Engine:
         except self._ray.exceptions.RayError as error:
             # The actor's node is lost, or the actor was killed: the same as a killed worker.
             reason = str(error).strip().partition("\n")[0]
-            # Nobody knows what it has finished; an actor that ran for long was of use.
-            finished = time.monotonic() - life.asked_at > _LONG_LIFE_S
-            report = {"code": -int(signal.SIGKILL), "error": None, "finished": finished}
+            report = {"code": -int(signal.SIGKILL), "error": None}
         else:
             reason = f"its worker was {describe_exit(report['code'])}"
         self._end(life)
@@ -229,11 +227,11 @@ class Engine:
         if report["code"] >= 0:
             self._codes.append(report["code"])
         elif not (self._draining or EXIT_COMPLETE in self._codes):
-            barren = self._barren[life.rank] = (
-                0 if report["finished"] else self._barren[life.rank] + 1
-            )
-            again = barren < BARREN_LIVES
-            how = "starts again" if again else f"is given up after {barren} deaths"
+            now = time.monotonic()
+            lasted = now - (life.started_at or now) > _LONG_LIFE_S
+            deaths = self._deaths[life.rank] = 0 if lasted else self._deaths[life.rank] + 1
+            again = deaths < BARREN_LIVES
+            how = "starts again" if again else f"is given up after {deaths} deaths"
             sys.stderr.write(f"note: rank {life.rank} {how}: {reason}\n")
             if again:
                 self._start(life.rank)
@@ -246,10 +244,10 @@ class Engine:
         long_ago = time.monotonic() - _START_S
         # Without a worker that runs, an actor that waits for room may wait for ever.
         alone = bool(self._codes) and not any(
-            life.started or life.asked_at > long_ago for life in self._lives.values()
+            life.started_at is not None or life.asked_at > long_ago for life in self._lives.values()
         )
         for promise, life in list(self._lives.items()) if over or alone else ():
-            if not life.started:
+            if life.started_at is None:
                 del self._lives[promise]
                 self._end(life)
 

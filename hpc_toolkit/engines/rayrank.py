@@ -164,16 +164,16 @@ class RankActor:
     def run(self) -> dict[str, Any]:
         """Start the rank's process and wait until it has ended.
 
-        Returns its exit ``code``, negative for a signal, the ``error`` that it reported, or None,
-        and the number of items that it has ``finished``.
+        Returns its exit ``code``, negative for a signal, and the ``error`` that it reported, or
+        None.
         """
         if missing := self._missing():
-            return {"code": 1, "error": missing, "finished": 0}
+            return {"code": 1, "error": missing}
         read_fd, write_fd = os.pipe()
         with os.fdopen(read_fd, "rb"):
             with os.fdopen(write_fd, "wb"), self._lock:
                 if self._told:
-                    return {"code": TRY_AGAIN, "error": None, "finished": 0}
+                    return {"code": TRY_AGAIN, "error": None}
                 self._child = subprocess.Popen(
                     self._order.argv(write_fd),
                     cwd=self._order.cwd,
@@ -184,13 +184,7 @@ class RankActor:
                     # A terminal's ^C must reach only the driver, which passes it on once.
                     process_group=0,
                 )
-            code = self._child.wait()
-            from hpc_toolkit.rundir.layout import RunPaths
-            from hpc_toolkit.worker.pool import finished_items
-
-            workers = RunPaths(Path(self._order.root)).workers
-            finished = finished_items(workers, self._child.pid, host_name())
-            return {"code": code, "error": _report(read_fd), "finished": finished}
+            return {"code": self._child.wait(), "error": _report(read_fd)}
 
     def tell(self, number: int) -> None:
         """Pass a signal on to the worker; a signal before its start prevents the start."""

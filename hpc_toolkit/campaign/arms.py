@@ -24,7 +24,7 @@ from hpc_toolkit.science.workloads.pythia import (
     parse_sizes,
     parse_steps,
 )
-from hpc_toolkit.system.tomltable import count, flag, number_from, text, word, wrong
+from hpc_toolkit.system.tomltable import count, number_from, text, word, wrong
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
@@ -306,7 +306,6 @@ _PYTHIA: dict[str, Converter] = {
     "pythia": _sizes,
     "steps": _texts_of,
     "layers": _texts_of,
-    "deduped": flag,
     "checkpoint": text,
 }
 
@@ -316,7 +315,6 @@ def _pythia(
     pythia: tuple[str, ...],
     steps: str = "all",
     layers: str = "blocks",
-    deduped: bool = False,
     checkpoint: str = HUB,
 ) -> list[Model]:
     """One model for each size of Pythia; ``size`` is the width."""
@@ -326,7 +324,7 @@ def _pythia(
             layers=SIZES[size],
             size=WIDTHS[size],
             steps=tuple(parse_steps(steps)),
-            checkpoint=checkpoint_of(size, deduped=deduped, checkpoint=checkpoint),
+            checkpoint=checkpoint_of(size, checkpoint),
             chosen=tuple(parse_layers(layers, size)),
         )
         for size in pythia

@@ -208,7 +208,6 @@ def pythia(
     layers: Annotated[
         str, value("LAYERS", "blocks (1 to L), all (with 0, the embeddings), last, or 0,4:12:4.")
     ] = "blocks",
-    deduped: Annotated[bool, switch("--deduped", "Use the deduplicated models.")] = False,
     checkpoint: Annotated[str | None, value("NAME", "Format of checkpoint names.")] = None,
 ) -> None:
     """Print an item for each layer of each checkpoint of Pythia models.
@@ -220,8 +219,7 @@ def pythia(
     from hpc_toolkit.science.workloads.pythia import HUB, parse_sizes, parse_steps, pythia_items
 
     chosen_sizes, chosen_steps = parse_sizes(sizes), parse_steps(steps)
-    name = checkpoint or HUB
-    items = pythia_items(chosen_sizes, chosen_steps, layers, deduped=deduped, checkpoint=name)
+    items = pythia_items(chosen_sizes, chosen_steps, layers, checkpoint=checkpoint or HUB)
     sys.stdout.writelines(f"{json.dumps(item)}\n" for item in items)
 
 

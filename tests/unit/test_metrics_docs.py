@@ -69,7 +69,7 @@ def test_the_guide_names_the_tasks_and_no_others() -> None:
 def test_the_guide_names_the_options_that_decide_numbers_and_memory() -> None:
     named = set(re.findall(r"`(\w+)`", WORKLOADS.read_text(encoding="utf-8")))
 
-    options = {"final_norm", "max_batch_tokens", "batch_size", "views", "view_seed", "metrics"}
+    options = {"final_norm", "max_batch_tokens", "batch_size", "views", "metrics"}
     shared = set(inspect.signature(OfCheckpoints).parameters)
     assert options <= shared | set(inspect.signature(LayerMetrics).parameters)
     assert options <= named

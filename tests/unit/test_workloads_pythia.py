@@ -9,7 +9,7 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import check_items
-from hpc_toolkit.science.workloads.pythia import REVISIONS, parse_layers, parse_steps, pythia_items
+from hpc_toolkit.science.workloads.pythia import REVISIONS, parse_layers, parse_steps
 from tests.unit import jobcommands
 
 GRID = ("--sizes", "14m,70m,410m", "--steps", "0,1000:143000:1000")
@@ -102,11 +102,3 @@ def test_steps_that_cannot_be_are_refused_with_the_nearest(
 def test_layers_that_a_size_does_not_have_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_layers(text, "14m")
-
-
-def test_deduplicated_twins_are_named_and_those_without_one_refused() -> None:
-    assert [item["checkpoint"] for item in pythia_items(["1b"], [0], "last", deduped=True)] == [
-        "EleutherAI/pythia-1b-deduped@step0"
-    ]
-    with pytest.raises(ConfigError, match="pythia-31m has no deduplicated version"):
-        pythia_items(["1b", "31m"], [0], deduped=True)

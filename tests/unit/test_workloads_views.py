@@ -18,14 +18,10 @@ TEXT = (
 
 def test_a_view_is_the_same_on_every_machine_and_day() -> None:
     assert augment("the cat sat on the mat in the rain", 0) == "the cat sat on the mat ni the rain"
-    assert (
-        augment("the cat sat on the mat in the rain", 1, seed=7)
-        == "the cat s at on the mat in the rain"
-    )
 
 
 def test_one_word_in_ten_is_changed_and_all_else_stays() -> None:
-    views = [augment(TEXT, view, seed) for view in range(8) for seed in range(2)]
+    views = [augment(TEXT, view) for view in range(16)]
 
     assert len(set(views)) == 16
     for changed in views:

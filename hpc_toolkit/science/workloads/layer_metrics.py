@@ -36,13 +36,13 @@ _WORDS = re.compile(r"\S+")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 
-def augment(text: str, view: int, seed: int = 0) -> str:
-    """Return view ``view`` of ``text``: the same for the same text, number and seed, anywhere.
+def augment(text: str, view: int) -> str:
+    """Return view ``view`` of ``text``: the same for the same text and number, anywhere.
 
     Words keep their order and their number of letters, but may be split. A text without a word of
     two letters is unchanged.
     """
-    digest = hashlib.sha256(f"{seed}:{view}:{text}".encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256(f"0:{view}:{text}".encode("utf-8", "surrogatepass")).digest()
     draw = random.Random(digest)
     words = [match for match in _WORDS.finditer(text) if len(match.group()) > 1]
     count = min(len(words), max(1, round(SHARE * len(words))))
@@ -97,7 +97,6 @@ class LayerMetrics(onepass.OfCheckpoints):
         batch_size: int = 16,
         metrics: Sequence[str] | None = None,
         views: int = 2,
-        view_seed: int = 0,
         **options: Any,
     ) -> None:
         """Options of the workload, beside those of `OfCheckpoints`.
@@ -109,7 +108,6 @@ class LayerMetrics(onepass.OfCheckpoints):
                 pass over each view. ``module:name`` is a metric of the user's: a `Metric`, or a
                 function of the prompts' means, shape (prompts, features), that returns a number.
             views: number of augmentations of each prompt, for the metrics that compare them.
-            view_seed: seed of the augmentations.
 
         Raises ConfigError: an unknown metric or convention, no metric, or a number that is not
         positive.
@@ -121,9 +119,6 @@ class LayerMetrics(onepass.OfCheckpoints):
             require_positive("max_prompts", max_prompts)
         self._max_prompts = max_prompts
         self._views = self._require_views(views)
-        if isinstance(view_seed, bool) or not isinstance(view_seed, int):
-            raise ConfigError(f"view_seed: {view_seed!r} is not an integer")
-        self._view_seed = view_seed
         self.forwards = 0
         """Number of forward passes over the prompts, or over a view of them, so far."""
 
@@ -136,10 +131,7 @@ class LayerMetrics(onepass.OfCheckpoints):
         prompts = self._read_prompts()
         loaded = self.load_model(group)
         ids = self._tokenize(loaded, prompts)
-        texts = (
-            [augment(text, view, self._view_seed) for text in prompts]
-            for view in range(self._views)
-        )
+        texts = ([augment(text, view) for text in prompts] for view in range(self._views))
         views = [onepass.tokenize(loaded, view, self._max_tokens) for view in texts]
         self.forwards += 1 + len(views)
         return MeasuredLayers(

@@ -14,7 +14,7 @@ from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.quantities import parse_range
 
 HUB = "EleutherAI/pythia-{size}@step{step}"
-"""Name of a checkpoint on the hub; ``{size}`` gets the suffix ``-deduped`` if requested."""
+"""Name of a checkpoint on the hub."""
 
 LAST_STEP = 143_000
 """The end of training; the hub's ``main`` is this checkpoint."""
@@ -56,16 +56,12 @@ WIDTHS = {
 }
 """Numbers in a hidden state of each size."""
 
-_NOT_DEDUPED = {"14m", "31m"}
-"""Sizes without a twin model trained on the deduplicated Pile."""
-
 
 def pythia_items(
     sizes: Sequence[str],
     steps: Sequence[int],
     layers: str = "blocks",
     *,
-    deduped: bool = False,
     checkpoint: str = HUB,
 ) -> Iterator[dict[str, Any]]:
     """Return items ``{"checkpoint", "layer"}``, size by size, step by step, layer by layer.
@@ -74,14 +70,13 @@ def pythia_items(
         sizes: names in `SIZES`.
         steps: steps in `REVISIONS`, such as from `parse_steps`.
         layers: text for `parse_layers`, read for each size with its own number of layers.
-        deduped: whether to use the twins trained on the deduplicated Pile.
         checkpoint: the name of a checkpoint; ``{size}`` and ``{step}`` are replaced.
 
-    Raises ConfigError: a size, a layer or a deduplicated twin does not exist, or ``checkpoint``
-    lacks a field; raised by the call itself, before the first item.
+    Raises ConfigError: a size or a layer does not exist, or ``checkpoint`` lacks a field; raised by
+    the call itself, before the first item.
     """
     chosen = {size: parse_layers(layers, size) for size in sizes}
-    names = {size: checkpoint_of(size, deduped=deduped, checkpoint=checkpoint) for size in sizes}
+    names = {size: checkpoint_of(size, checkpoint) for size in sizes}
     return (
         {"checkpoint": names[size].replace("{step}", str(step)), "layer": layer}
         for size in sizes
@@ -90,10 +85,10 @@ def pythia_items(
     )
 
 
-def checkpoint_of(size: str, *, deduped: bool = False, checkpoint: str = HUB) -> str:
+def checkpoint_of(size: str, checkpoint: str = HUB) -> str:
     """The name of a size's checkpoints, in which ``{step}`` is left.
 
-    Raises ConfigError: the size has no deduplicated twin, or ``checkpoint`` lacks a field.
+    Raises ConfigError: ``checkpoint`` lacks a field.
     """
     try:
         fields = {field for _, field, _, _ in string.Formatter().parse(checkpoint)}
@@ -103,11 +98,7 @@ def checkpoint_of(size: str, *, deduped: bool = False, checkpoint: str = HUB) ->
         missing = " and ".join(f"{{{one}}}" for one in sorted({"size", "step"} - fields))
         msg = f"checkpoint {checkpoint!r} has no {missing}: all checkpoints would be one"
         raise ConfigError(msg, hint=f"such as {HUB!r}")
-    if deduped and size in _NOT_DEDUPED:
-        msg = f"pythia-{size} has no deduplicated version"
-        known = ", ".join(name for name in SIZES if name not in _NOT_DEDUPED)
-        raise ConfigError(msg, hint=f"these have one: {known}")
-    return checkpoint.replace("{size}", f"{size}-deduped" if deduped else size)
+    return checkpoint.replace("{size}", size)
 
 
 def parse_sizes(text: str) -> list[str]:

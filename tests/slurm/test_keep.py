@@ -20,8 +20,7 @@ import pytest
 from hpc_toolkit import Run
 from hpc_toolkit.lab.settings import LabSettings, slurm_conf
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.submit.jobs import read_jobs
-from hpc_toolkit.submit.kept import kept_jobs
+from hpc_toolkit.submit.jobs import kept_jobs, read_jobs
 from tests.integration.realrun import journal_lines
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, wait_until

@@ -5,7 +5,7 @@ minute, and writes ``<root>/<size>/step<n>`` for each of `STEPS`. A run again sk
 Seeds are fixed and one thread computes, so a machine gives the same bytes each time.
 
 The texts are news stories and some tweets that Python packages carry; those that the evaluation
-tasks and the prompts use are held out (see `hpc_toolkit.science.workloads.corpora`).
+tasks and the prompts use are held out (see `hpc_toolkit.science.workloads.text_tasks`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError, near_miss
 from hpc_toolkit.rundir.files import replace_file
-from hpc_toolkit.science.workloads import corpora
 from hpc_toolkit.science.workloads.checkpoints import quiet_transformers
+from hpc_toolkit.science.workloads.text_tasks import (
+    evaluation_articles,
+    training_stories,
+    training_tweets,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,7 +99,7 @@ def metric_items(
 
 def write_prompts(path: str | Path, count: int = PROMPTS) -> list[str]:
     """Write ``count`` sentences of held-out BBC stories, one a line, and return them."""
-    articles = corpora.evaluation_articles()
+    articles = evaluation_articles()
     first = [
         _sentences(article.body)[:1] for article in articles[:: max(1, len(articles) // count)]
     ]
@@ -222,7 +226,7 @@ def training_texts() -> list[str]:
     """All texts to train on, in an order that is always the same."""
     import numpy as np
 
-    texts = corpora.training_stories() + corpora.training_tweets()[::_TWEETS]
+    texts = training_stories() + training_tweets()[::_TWEETS]
     return [texts[i] for i in np.random.default_rng(0).permutation(len(texts))]
 
 

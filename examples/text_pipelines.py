@@ -15,7 +15,7 @@ from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
-from hpc_toolkit.science.workloads.corpora import evaluation_articles, evaluation_tweets
+from hpc_toolkit.science.workloads.text_tasks import evaluation_articles, evaluation_tweets
 
 
 @cache

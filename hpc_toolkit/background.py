@@ -22,8 +22,8 @@ from hpc_toolkit.queue.items import Item, ItemLines
 from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.view import Follower
 from hpc_toolkit.queue.wants import MOST_WANTS, Wants, may_need
-from hpc_toolkit.report.live import Waiting
 from hpc_toolkit.report.panel import one_line
+from hpc_toolkit.report.terminal import Waiting
 from hpc_toolkit.results.gather import rows_of_unit
 from hpc_toolkit.results.workers import reachable_workers
 from hpc_toolkit.run import Run

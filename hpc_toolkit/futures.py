@@ -12,7 +12,7 @@ from hpc_toolkit.background import Background, Submitted
 from hpc_toolkit.calls import caller as calls
 from hpc_toolkit.errors import ConfigError, ItemsError, RunError
 from hpc_toolkit.queue.wants import NEEDS, PRIORITY, Wants, may_need
-from hpc_toolkit.report.live import Waiting
+from hpc_toolkit.report.terminal import Waiting
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import writing
 from hpc_toolkit.worker.calls import Calls

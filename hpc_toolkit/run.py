@@ -255,7 +255,7 @@ class Run:
         return read(forecast=self._countdown.read, beside=beside)
 
     def _repr_html_(self) -> str:
-        from hpc_toolkit.report.live import status_html
+        from hpc_toolkit.report.terminal import status_html
 
         return status_html(self.status())
 

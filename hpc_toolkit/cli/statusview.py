@@ -131,7 +131,7 @@ def _of_run(run: Run, given: dict[str, Any], *, watch: bool, screen: bool) -> bo
         now, _ = _follow(run, show, slurm=slurm, wait=time.sleep if watch else None)
         return failed_items(now) > 0
     from hpc_toolkit.cli.liveview import full_screen
-    from hpc_toolkit.report.live import host_rows
+    from hpc_toolkit.report.panel import host_rows
     from hpc_toolkit.results.workers import read_hosts
 
     with full_screen() as view:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.record import Record
+from hpc_toolkit.system.terminal import columns, pad
 
 if TYPE_CHECKING:
     from hpc_toolkit.results.progress import StageCounts
     from hpc_toolkit.results.status import Status
+    from hpc_toolkit.results.workers import HostLine
 
 GOOD, BAD, WARN, DIM = "good", "bad", "warn", "dim"
 """Tones of a row."""
@@ -356,3 +358,18 @@ def clock_time(at: float) -> str:
 def short(text: str, most: int) -> str:
     """Text of at most as many characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def host_rows(hosts: Sequence[HostLine]) -> list[Row]:
+    """A row for each host of the full-screen view, where a host without busy workers stands out."""
+    width = max((columns(one.host) for one in hosts), default=0)
+    rows = []
+    for number, one in enumerate(hosts):
+        workers = "worker " if one.alive == 1 else "workers"
+        share = f"{100 * one.busy // one.alive if one.alive else 0:3}% busy"
+        rate = rate_text(one.rate_per_s) if one.rate_per_s else "-"
+        deaths = f"  {one.deaths} died" if one.deaths else ""
+        text = f"{pad(one.host, width)}  {one.alive:3} {workers}  {share}  {rate:<14}{deaths}"
+        tone = BAD if one.died else WARN if one.alive and not one.busy else ""
+        rows.append(Row("" if number else "hosts", text.rstrip(), tone))
+    return rows

@@ -70,11 +70,11 @@ def test_training_of_what_makes_no_sense_is_permanent(
 
 
 def test_prompts_are_sentences_that_are_not_trained_on(tmp_path: Path) -> None:
-    from hpc_toolkit.science.workloads import corpora
+    from hpc_toolkit.science.workloads.text_tasks import training_stories
 
     prompts = mini_pythia.write_prompts(tmp_path / "data/prompts.txt")
 
-    stories = " ".join(" ".join(corpora.training_stories()).split())
+    stories = " ".join(" ".join(training_stories()).split())
     assert (tmp_path / "data/prompts.txt").read_text().splitlines() == prompts
     assert len(prompts) == len(set(prompts)) == mini_pythia.PROMPTS
     assert not [prompt for prompt in prompts if prompt in stories]

@@ -14,9 +14,9 @@ from typing import Any, cast
 import pytest
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.science.workloads.corpora import evaluation_articles
 from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 from hpc_toolkit.science.workloads.mteb_tasks import LayerEncoder, MtebTasks
+from hpc_toolkit.science.workloads.text_tasks import evaluation_articles
 from tests.documents import REPOSITORY, read_blocks
 
 np = pytest.importorskip("numpy")

@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.science.workloads import corpora
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, quiet_transformers
 from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 from hpc_toolkit.science.workloads.onepass import BatchSize
-from hpc_toolkit.science.workloads.text_tasks import SCORERS, TASKS, TextTasks, texts
+from hpc_toolkit.science.workloads.text_tasks import (
+    SCORERS,
+    TASKS,
+    TextTasks,
+    texts,
+    training_stories,
+    training_tweets,
+)
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -112,7 +118,7 @@ def test_task_that_does_not_exist_names_the_nearest(root: str) -> None:
 
 
 def test_texts_of_the_tasks_are_not_trained_on() -> None:
-    trained = set(corpora.training_stories()) | set(corpora.training_tweets())
+    trained = set(training_stories()) | set(training_tweets())
     stories = {story.partition("\n")[0] for story in trained}
 
     assert len(trained) > 10_000

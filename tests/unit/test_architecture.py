@@ -60,7 +60,7 @@ FENCES: dict[str, set[str]] = {
     "filelock": {"lab", "planning.simulation"},
     "jinja2": {"slurm.render"},
     "click": {"cli"},
-    "IPython": {"report.live"},
+    "IPython": {"report.terminal"},
     "joblib": {"joblib"},
 }
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.report.live import host_rows, status_html
-from hpc_toolkit.report.panel import Bar, Row, headline, one_line, panel
-from hpc_toolkit.report.terminal import Look, draw
+from hpc_toolkit.report.panel import Bar, Row, headline, host_rows, one_line, panel
+from hpc_toolkit.report.terminal import Look, draw, status_html
 from hpc_toolkit.results.explain import Failures
 from hpc_toolkit.results.progress import NO_WORKER, OPEN, PAUSED, StageCounts, WorkerCounts
 from hpc_toolkit.results.status import Status

@@ -18,8 +18,8 @@ from hpc_toolkit.campaign import arms, settings, tables
 from hpc_toolkit.cli.help import _ORDER
 from hpc_toolkit.cli.render import TEMPLATES, manifest_command
 from hpc_toolkit.engines.kubernetes import Kind
-from hpc_toolkit.slurm.clusters.schema import cluster_schema
 from hpc_toolkit.system import tomltable
+from tests.clusterschema import cluster_schema
 from tests.documents import REPOSITORY, public_names
 
 

@@ -35,7 +35,6 @@ def register(app: Commands) -> None:
     group.add(list_clusters, name="list")
     group.add(show_cluster, name="show")
     group.add(validate, name="validate", hidden=True)
-    group.add(schema, name="schema", hidden=True)
     group.add(init, name="init")
     app.add_command(group)
 
@@ -131,17 +130,6 @@ def validate(
         sys.exit(1)
 
 
-def schema() -> None:
-    """Print the JSON schema of cluster files, e.g. for an editor.
-
-    Examples:
-        hpctk cluster schema > cluster.schema.json
-    """
-    from hpc_toolkit.slurm.clusters.schema import cluster_schema
-
-    print(json.dumps(cluster_schema(), indent=2))
-
-
 def init(
     name: Annotated[str, argument("NAME", "Name of the cluster.")],
     from_slurm: Annotated[bool, switch("--from-slurm", "Query Slurm; submits nothing.")] = False,
@@ -160,7 +148,7 @@ def init(
 
     if not from_slurm:
         msg = "only --from-slurm is known as a source"
-        hint = "without Slurm here, start from 'hpctk cluster schema' or an existing file"
+        hint = "without Slurm here, start from a file that 'hpctk cluster list' names"
         raise ConfigError(msg, hint=hint)
     text = draft(name, ask_slurm(), dt.date.today())
     if out == "-":

@@ -32,7 +32,7 @@ _ANSWER_S = 60.0
 
 _ASK = """
 # What Slurm does not know: ask your site, and remove the '#' of what holds there. What each key
-# means: hpctk cluster schema.
+# means: docs/reference/cluster-file.md.
 # forbidden_submit_dirs = ["~"]
 # login_shell = true
 # modules = []

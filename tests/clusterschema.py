@@ -1,7 +1,6 @@
-"""The JSON schema of cluster files, generated from the keys that the reader knows.
+"""The keys of cluster files as a JSON schema, from which the page of the reference is made.
 
-It says which keys there are, what they mean and what type their values have, so that an editor can
-complete them. It accepts every valid file. Only the reader checks the values.
+It says which keys there are, what they mean and what type their values have.
 """
 
 from __future__ import annotations

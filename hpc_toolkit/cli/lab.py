@@ -23,7 +23,7 @@ NameOption = Annotated[str, value("NAME", "Name of the lab.")]
 DirOption = Annotated[
     Path | None, value("DIR", "Directory of the lab, instead of --name.", "--dir", hidden=True)
 ]
-_SLURM_HELP = "Slurm of a Debian release, e.g. trixie, or of a root directory. [default: installed]"
+_SLURM_HELP = "Root directory with another Slurm. [default: the installed one]"
 Node = Annotated[str, argument("NODE", "Name of the node, e.g. n3.")]
 
 
@@ -67,7 +67,7 @@ def up(
     gpus_per_node: Annotated[int, value("N", "Pretended GPUs per node.")] = 4,
     gpu_type: Annotated[str, value("TYPE", "Type of the GPUs.")] = "l40s",
     accounting: Annotated[bool, switch("--accounting", "Also run slurmdbd, for sacct.")] = False,
-    slurm: Annotated[str | None, value("RELEASE|DIR", _SLURM_HELP)] = None,
+    slurm: Annotated[str | None, value("DIR", _SLURM_HELP)] = None,
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
@@ -78,14 +78,14 @@ def up(
     Examples:
         hpctk lab up
         hpctk lab up --nodes 2 --gpus-per-node 8 --accounting
-        hpctk lab up --slurm trixie
+        hpctk lab up --slurm ./trixie
     """
     from hpc_toolkit.lab.roots import find_root
     from hpc_toolkit.lab.settings import LabSettings
 
     settings, lab = LabSettings(nodes, gpus_per_node, gpu_type, accounting), _lab(name, directory)
     if slurm is not None:
-        settings = replace(settings, root=str(find_root(slurm, note)))
+        settings = replace(settings, root=str(find_root(slurm)))
     began = time.monotonic()
     started = lab.up(settings)
     took = format_duration(time.monotonic() - began)

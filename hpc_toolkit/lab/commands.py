@@ -111,7 +111,7 @@ def check_programs(*, accounting: bool, root: str = "") -> None:
         message = f"a lab needs programs that are {where}: {', '.join(missing)}"
         hint = f"on Debian and Ubuntu, as root: {install_command(missing)}"
         if root:
-            hint = "--slurm takes a directory with usr, etc and an installed Slurm, or a release"
+            hint = "--slurm takes a directory with usr, etc and an installed Slurm"
         raise ConfigError(message, hint=hint)
     # Minimal containers have none, and each node of a lab covers it with a file of its own.
     if not HOSTS.exists():

@@ -1,4 +1,4 @@
-"""Roots with another Slurm than this machine's: find or build one, and enter it.
+"""Roots with another Slurm than this machine's: find one, and enter it.
 
 A root is the directory tree of a distribution. A process that enters it sees the root's programs
 and settings (/usr, /etc, /opt, /var), and the machine's files everywhere else. It writes to a layer
@@ -8,30 +8,17 @@ nothing is left of them, even if they are killed.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.lab.commands import search_path
-from hpc_toolkit.rundir.files import publish_directory, remove_tree
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.installation import OF_USER
-
-PACKAGES = (
-    *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "slurmdbd"),
-    *("slurm-wlm-mysql-plugin", "mariadb-server", "lmod", "procps", "iproute2", "git"),
-    "libgomp1",  # packages of Python that bring no copy of it
-    "tini",  # the first process of a namespace has to reap the orphans of all others
-)
 
 # When the first process ends, the kernel ends all others; with the last of them go the mounts.
 OWN_NAMESPACES = (
@@ -44,38 +31,6 @@ _OWN = {
     *("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32"),
     *("opt", "proc", "run", "sbin", "sys", "usr", "var"),
 }
-
-_BUILDERS = ("debootstrap", "apt-get", "unshare", "setpriv", "mount")
-_SCRIPTS = Path("/usr/share/debootstrap/scripts")
-_INSTEAD = "or give --slurm the directory of a root that contains Slurm"
-
-# Runs in the new root's directory. Arguments: suite, mirror or "", packages. The root is mounted at
-# /mnt, since debootstrap does not take every path. Proxies and the like are this machine's own.
-_BUILD = """
-set -eu
-suite=$1 mirror=$2
-shift 2
-mount --bind . /mnt
-eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
-export http_proxy https_proxy DEBIAN_FRONTEND=noninteractive
-debootstrap --variant=minbase "$suite" /mnt ${mirror:+"$mirror"}
-cd /mnt
-apt-config dump | grep '^Acquire::' >etc/apt/apt.conf.d/90machine
-for file in /etc/ssl/certs/ca-certificates.crt $(apt-config shell file Acquire::https::CAInfo/f); do
-  file=${file#file=}
-  file=${file#\\'}
-  file=${file%\\'}
-  if [ -f "$file" ]; then mkdir -p ".${file%/*}" && cp -L "$file" ".$file"; fi
-done
-printf '#!/bin/sh\\nexit 101\\n' >usr/sbin/policy-rc.d # packages start no services
-chmod 755 usr/sbin/policy-rc.d
-echo force-unsafe-io >etc/dpkg/dpkg.cfg.d/unsafe-io # synced below, once
-chroot . apt-get install -y -qq --no-install-recommends "$@"
-chroot . apt-get clean
-rm -rf var/lib/apt/lists/*
-chroot . slurmctld -V
-sync -f .
-"""
 
 # Arguments: a root, paths of this machine to mount in it, "--", a command. The layer in memory is
 # mounted over the root itself, and unbindable, or it would appear again below the mounted paths.
@@ -122,19 +77,11 @@ exec "$@"
 """
 
 
-def find_root(
-    given: str, tell: Callable[[str], None], packages: tuple[str, ...] = PACKAGES
-) -> Path:
-    """Return the root that ``--slurm`` names: a directory, or that of a Debian release.
-
-    The root of a release is built with these packages if it does not exist yet; ``tell`` then gets
-    one line.
-    """
+def find_root(given: str) -> Path:
+    """Return the directory that ``--slurm`` names. Raises ConfigError: it cannot be a root."""
     if os.geteuid() != 0:
         message = "--slurm: only root can start a lab with a Slurm that is not installed"
         raise ConfigError(message, hint="run the command as root, or without --slurm")
-    if "/" not in given:
-        return debian_root(given, cache_directory(), tell, packages=packages)
     root = Path(given).expanduser().resolve()
     if not root.is_dir():
         message = f"--slurm: {given} is not a directory"
@@ -144,104 +91,6 @@ def find_root(
         message = f"--slurm: {given} is the root of this machine"
         raise ConfigError(message, hint="leave out --slurm to use the Slurm of this machine")
     return root
-
-
-def cache_directory() -> Path:
-    """Where this user keeps roots of Debian releases."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "hpctk" / "roots"
-
-
-def debian_root(
-    suite: str,
-    directory: Path,
-    tell: Callable[[str], None],
-    build: Callable[[str, Path], None] | None = None,
-    packages: tuple[str, ...] = PACKAGES,
-) -> Path:
-    """Return the root of a Debian release below ``directory``; build it if it is missing.
-
-    Of several concurrent callers one builds it; the others wait for it.
-    """
-    root = directory / f"{suite}-{recipe_digest(packages)}"
-    if not root.is_dir():
-        _check_release(suite)
-        directory.mkdir(parents=True, exist_ok=True)
-        _build_once(suite, root, tell, build or partial(_bootstrap, packages=packages))
-    return root
-
-
-def _build_once(
-    suite: str, root: Path, tell: Callable[[str], None], build: Callable[[str, Path], None]
-) -> None:
-    from filelock import FileLock
-
-    with FileLock(root.with_suffix(".lock")):
-        if root.is_dir():
-            return
-        tell(f"building Debian {suite} with its Slurm: 2 minutes, 700 MB below {root.parent}")
-        # Built under another name, so that an interrupted build is never used.
-        unfinished = root.with_suffix(".partial")
-        remove_tree(unfinished)
-        unfinished.mkdir()
-        try:
-            build(suite, unfinished)
-            publish_directory(unfinished, root)
-        finally:
-            remove_tree(unfinished)
-
-
-def recipe_digest(packages: tuple[str, ...] = PACKAGES) -> str:
-    """Changes whenever a root would be built in another way."""
-    recipe = "\n".join([platform.machine(), _BUILD, *packages])
-    return hashlib.sha256(recipe.encode()).hexdigest()[:12]
-
-
-def _check_release(suite: str) -> None:
-    path = search_path()
-    missing = [one for one in _BUILDERS if shutil.which(one, path=path) is None]
-    if missing:
-        message = f"a root of Debian {suite} needs programs that are not installed: "
-        packages = "debootstrap util-linux mount"
-        hint = f"on Debian and Ubuntu: apt-get install {packages}; {_INSTEAD}"
-        raise ConfigError(message + ", ".join(missing), hint=hint)
-    known = [one.name for one in _SCRIPTS.iterdir() if one.resolve().name == "sid"]
-    if suite not in known:
-        message = f"--slurm: {suite!r} is not a Debian release that debootstrap knows"
-        directory = f"write the directory as './{suite}'" if Path(suite).is_dir() else ""
-        raise ConfigError(message, hint=directory or near_miss(suite, known))
-
-
-def _bootstrap(suite: str, root: Path, packages: tuple[str, ...]) -> None:
-    """Build a root in an empty directory."""
-    log = root.with_name(f"{suite}.log")
-    with log.open("wb") as output:
-        done = subprocess.run(
-            [*OWN_NAMESPACES, "sh", "-c", _BUILD, "build", suite, _debian_mirror(), *packages],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=root,
-            env={**os.environ, "PATH": search_path(), "LC_ALL": "C.UTF-8"},
-            check=False,
-        )
-    if done.returncode != 0:
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "no output")
-        message = f"Debian {suite} could not be built: {last}"
-        hint = f"see the whole log in {log}; a mirror of Debian must be reachable, {_INSTEAD}"
-        raise ConfigError(message, hint=hint)
-
-
-def _debian_mirror() -> str:
-    """The mirror of Debian that apt uses on this machine; "" for debootstrap's own choice."""
-    argv = ["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]
-    done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    # Archives have no label until apt has downloaded their lists.
-    found = re.search(r"(?m)^(?:Debian|\$\(LABEL\)) ((?:https?|file):\S+/debian/?)$", done.stdout)
-    return found[1] if found else ""
 
 
 def entering(root: Path, paths: list[Path]) -> str:

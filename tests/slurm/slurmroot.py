@@ -15,7 +15,8 @@ from pathlib import Path
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab.commands import search_path
-from hpc_toolkit.lab.roots import OWN_NAMESPACES, PACKAGES, entering, find_root, interpreter_paths
+from hpc_toolkit.lab.roots import OWN_NAMESPACES, entering, interpreter_paths
+from tests.slurm.debianroot import PACKAGES, debian_root
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = "trixie"
@@ -76,7 +77,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         packages = (*PACKAGES, *(NFS_PACKAGES if given.nfs else ()))
-        root = find_root(given.suite, lambda text: print(text, file=sys.stderr), packages)
+        root = debian_root(given.suite, lambda text: print(text, file=sys.stderr), packages)
         code, version = run_in(root, ["slurmctld", "-V"], capture=True)
         if code != 0:
             message = f"no command runs in {root}: {' '.join(version.split())}"

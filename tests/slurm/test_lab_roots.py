@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.lab.roots import find_root
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.lab.state import members
 from hpc_toolkit.run import Run
 from tests.integration.realrun import HANG_S, wait_until
+from tests.slurm.debianroot import debian_root
 from tests.slurm.reallab import LabUnderTest
 
 SUITE = "trixie"
@@ -24,7 +24,7 @@ PROGRAM = f"{sys.executable} -P -m hpc_toolkit"
 @pytest.fixture(scope="module")
 def root() -> Path:
     try:
-        return find_root(SUITE, print)
+        return debian_root(SUITE, print)
     except ConfigError as error:
         pytest.skip(error.message)
 
@@ -74,7 +74,7 @@ def test_a_run_is_submitted_to_the_slurm_of_another_release_and_nothing_is_left(
     root: Path, lab_directory: Path, tmp_path: Path
 ) -> None:
     lab = LabUnderTest(lab_directory / "another", LabSettings(2, 1, root=str(root)))
-    argv = ("--nodes=2", "--gpus-per-node=1", f"--slurm={SUITE}", f"--dir={lab.directory}")
+    argv = ("--nodes=2", "--gpus-per-node=1", f"--slurm={root}", f"--dir={lab.directory}")
     (tmp_path / "bench.py").write_text(
         "from pathlib import Path\n"
         "def iterate(item):\n"

@@ -80,7 +80,7 @@ def up(
         hpctk lab up --nodes 2 --gpus-per-node 8 --accounting
         hpctk lab up --slurm ./trixie
     """
-    from hpc_toolkit.lab.roots import find_root
+    from hpc_toolkit.lab.commands import find_root
     from hpc_toolkit.lab.settings import LabSettings
 
     settings, lab = LabSettings(nodes, gpus_per_node, gpu_type, accounting), _lab(name, directory)

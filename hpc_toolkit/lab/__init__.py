@@ -13,8 +13,15 @@ from pathlib import Path
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.lab import daemons, state
-from hpc_toolkit.lab.commands import CLIENTS, ask, check_programs, node_states
-from hpc_toolkit.lab.roots import entering, interpreter_paths, machine_paths
+from hpc_toolkit.lab.commands import (
+    CLIENTS,
+    ask,
+    check_programs,
+    entering,
+    interpreter_paths,
+    machine_paths,
+    node_states,
+)
 from hpc_toolkit.lab.settings import (
     CONTROL,
     LabPaths,

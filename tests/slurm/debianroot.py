@@ -14,8 +14,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.lab.commands import search_path
-from hpc_toolkit.lab.roots import OWN_NAMESPACES
+from hpc_toolkit.lab.commands import OWN_NAMESPACES, search_path
 from hpc_toolkit.rundir.files import publish_directory, remove_tree
 
 PACKAGES = (

@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.lab.commands import search_path
-from hpc_toolkit.lab.roots import OWN_NAMESPACES, entering, interpreter_paths
+from hpc_toolkit.lab.commands import OWN_NAMESPACES, entering, interpreter_paths, search_path
 from tests.slurm.debianroot import PACKAGES, debian_root
 
 REPOSITORY = Path(__file__).parents[2]

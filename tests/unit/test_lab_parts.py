@@ -9,8 +9,7 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab import Lab
-from hpc_toolkit.lab.commands import check_programs
-from hpc_toolkit.lab.roots import entering, find_root
+from hpc_toolkit.lab.commands import check_programs, entering, find_root
 from hpc_toolkit.lab.settings import MAX_SOCKET_BYTES, LabPaths, LabSettings, lab_token
 from hpc_toolkit.lab.state import Member, make_directory, members
 

@@ -17,7 +17,7 @@ recorder.finish()
 END
 # Look at what would be measured first. Then see which size is worth its price.
 hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" --dry-run -- mytrain.py
-hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" --samples 1000000 \
+hpctk scaling run -o runs/mine --world-sizes 1,2 --repeats "$REPEATS" \
     --price-per-gpu-hour 1.5 -- mytrain.py # first result
 # For the group's page.
 hpctk scaling analyze runs/mine --price-per-gpu-hour 1.5 >scaling.md

@@ -77,7 +77,6 @@ PANELS: Panels = {
 spelling."""
 _TABLE = (
     flag("json", "Print JSON."),
-    Option("samples", "Show time and cost of N samples. [default: 1000]", "N", least=1),
     Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", least=0),
     Option("min_efficiency", "Exit with 1 if a world size is less efficient.", "NUMBER", least=0),
 )

@@ -35,10 +35,9 @@ def test_training_that_records_its_steps_is_compared(hpctk: Hpctk) -> None:
     other = hpctk("scaling", "run", "-o", "out", "--resume", *own, "--lr", "9")
     assert "out has measurements of another command" in other.err
 
-    found = hpctk("scaling", "analyze", "out", "--json", "--samples", "1000000")
+    found = hpctk("scaling", "analyze", "out", "--json")
 
     assert '"law": "weak"' in found.out
-    assert '"work": "1,000,000 samples"' in found.out
     lines = (hpctk.cwd / "out/records/world-2.jsonl").read_text().splitlines()
     assert [json.loads(line)["repeat"] for line in lines] == [0, 1]
     # Two ranks of 4 samples each, in at least 20 ms.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling import Comparison, as_markdown, compare
+from hpc_toolkit.training.scaling import Comparison, compare
 from hpc_toolkit.training.scaling.recorder import records_in
 from tests.unit import jobcommands
 
@@ -68,7 +68,7 @@ def test_rows_are_what_the_formulas_say() -> None:
     assert (row.speedup, row.efficiency) == (3.2, 0.8)
     assert (row.low, row.high) == (30 / 11 / 4, 40 / 9 / 4)
     assert row.gpu_hours == pytest.approx(4 * 1000 / 32 / 3600)
-    assert row.cost == row.cost_per_1000 == pytest.approx(2 * row.gpu_hours)
+    assert row.cost_per_1000 == pytest.approx(2 * row.gpu_hours)
     assert row.premium == pytest.approx(0.25)
     assert (first.efficiency, first.low, first.high, first.premium) == (1, 1, 1, 0)
     assert found.headline.startswith("Use 1, not 4, but measure again: repeats do not agree")
@@ -98,24 +98,12 @@ def test_the_order_of_reading_changes_nothing_and_the_later_of_two_counts() -> N
     assert (found.rows[1].low, found.rows[1].repeats) == (5.0 / 10 / 2, 3)
 
 
-@pytest.mark.parametrize(
-    ("counts", "text"),
-    [
-        ({"trained_parameters": 1024}, "1,024 parameters are trained"),
-        ({"trained_parameters": 10, "parameters": 10}, "10 parameters, all of them trained"),
-        (
-            {"trained_parameters": 1024, "parameters": 47072},
-            "1,024 of 47,072 parameters are trained (2.18%), 46,048 are frozen",
-        ),
-    ],
-)
-def test_trained_and_frozen_parameters_are_on_the_page(counts: dict[str, int], text: str) -> None:
-    odd = {**record(1, 10.0, 1, **counts), "memory": {"rss": float("inf")}}
+def test_a_memory_that_no_float_can_hold_is_left_out() -> None:
+    odd = {**record(1, 10.0, 1), "memory": {"rss": float("inf")}}
 
-    found = compare([record(1, 10.0, **counts), odd, record(2, 20.0, **counts)])
+    found = compare([record(1, 10.0), odd, record(2, 20.0)])
 
-    assert f"- {text}" in as_markdown(found).splitlines()
-    assert found[0].rows[0].rss_bytes == 1000  # what no float can hold is left out
+    assert found[0].rows[0].rss_bytes == 1000
 
 
 def test_lines_of_a_pods_log_are_found_behind_prefixes_and_among_other_text() -> None:
@@ -164,13 +152,13 @@ def table(tmp_path: Path) -> str:
 
 
 def test_a_page_has_the_numbers_and_the_advice(table: str) -> None:
-    found = scaling("analyze", table, "--samples", "100", "--price-per-gpu-hour", "3.06")
+    found = scaling("analyze", table, "--price-per-gpu-hour", "3.06")
 
     assert found.exit_code == 0
     lines = found.stdout.splitlines()
     assert "## a # b \\x1b[2J" in lines  # a name does nothing to a terminal
     (row,) = (line for line in lines if line.startswith("| 8 | 1.471 |"))
-    assert "| 1 min 08 s | 7.06 | 88.2% | 0.1511 | +13.3% | 0.4624 | 4.624 |" in row
+    assert "| 7.06 | 88.2% | 1.511 | +13.3% | 4.624 |" in row
     assert "**Use 8** (fair on 8: 88.2% efficiency, at least 85% wanted)" in lines
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hpc_toolkit.system.quantities import HOUR_S, format_duration, format_size
+from hpc_toolkit.system.quantities import HOUR_S, format_size
 from hpc_toolkit.training.scaling.recorder import Record, identity, is_number, read_source
 
-THOUSAND = 1000
-"""Samples whose cost is given unless the user names a number."""
+SAMPLES = 1000
+"""Samples to which times, GPU-hours and costs refer."""
 GOOD = 0.9
 """Efficiency from which on more ranks cost hardly more."""
 FAIR = 0.85
@@ -41,18 +41,15 @@ class Row:
     high: float
     """Highest efficiency of any pair of repeats."""
     seconds: float
-    """Time for the samples of the comparison."""
+    """Time for 1,000 samples."""
     gpu_hours: float
     premium: float
     """Extra cost of the samples, as a share of its cost on the smallest world size."""
-    cost: float | None
     cost_per_1000: float | None
     """Cost of 1,000 samples."""
     step_median_s: float | None
     step_p90_s: float | None
     rss_bytes: float | None
-    parameters: int | None
-    trained_parameters: int | None
 
     def is_unsure(self, minimum: float) -> bool:
         """Whether some pairs of repeats are below the wanted efficiency, and others are not."""
@@ -66,18 +63,11 @@ class Comparison:
     name: str
     law: str
     """``weak`` if each rank brings a fixed batch, ``strong`` if all ranks share it."""
-    samples: int
-    """Samples to which times, GPU-hours and costs refer."""
     minimum: float
     """The wanted efficiency."""
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
     """Facts that a reader must know, such as ranks that shared CPUs."""
-
-    @property
-    def work(self) -> str:
-        """The samples to which times and costs refer, as text."""
-        return f"{self.samples:,} samples"
 
     @property
     def below(self) -> tuple[int, ...]:
@@ -145,7 +135,6 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         return {
             **asdict(self),
-            "work": self.work,
             "advice": self.headline,
             "world_size": self.advised.world_size,
             "below": list(self.below),
@@ -156,32 +145,24 @@ class Comparison:
 def analyze(
     sources: Iterable[Path],
     *,
-    samples: int | None = None,
     price_per_gpu_hour: float | None = None,
     min_efficiency: float | None = None,
 ) -> list[Comparison]:
     """Analyze directories and files, as :func:`read_source` reads them.
 
-    ``samples`` is the number whose time and cost are shown, by default 1,000; ``min_efficiency``
-    the lowest that is wanted, by default :data:`FAIR`. Raises ConfigError: a source cannot be read.
+    ``min_efficiency`` is the lowest that is wanted, by default :data:`FAIR`. Raises ConfigError: a
+    source cannot be read.
     """
     minimum = FAIR if min_efficiency is None else min_efficiency
-    wanted = samples or THOUSAND
     return [
         found
         for path in sources
-        for found in compare(
-            read_source(path), samples=wanted, price=price_per_gpu_hour, minimum=minimum
-        )
+        for found in compare(read_source(path), price=price_per_gpu_hour, minimum=minimum)
     ]
 
 
 def compare(
-    records: Iterable[Record],
-    *,
-    samples: int = THOUSAND,
-    price: float | None = None,
-    minimum: float = FAIR,
+    records: Iterable[Record], *, price: float | None = None, minimum: float = FAIR
 ) -> list[Comparison]:
     """Return one comparison per training; of two records with one identity, the later one counts.
 
@@ -198,27 +179,24 @@ def compare(
     for key, group in groups.items():
         sizes = sorted({one["world_size"] for one in group})
         points = [[one for one in group if one["world_size"] == size] for size in sizes]
-        rows = tuple(_row(point, points[0], samples, price) for point in points)
-        notes = [*dict.fromkeys(map(parameters_text, map(asdict, rows))), *_notes(group)]
+        rows = tuple(_row(point, points[0], price) for point in points)
         found.append(
             Comparison(
                 name=names[key],
                 law="weak" if group[0]["settings"].get("weak") else "strong",
-                samples=samples,
                 minimum=minimum,
                 rows=rows,
-                notes=tuple(filter(None, notes)),
+                notes=tuple(_notes(group)),
             )
         )
     return found
 
 
-def _row(records: list[Record], base: list[Record], samples: int, price: float | None) -> Row:
+def _row(records: list[Record], base: list[Record], price: float | None) -> Row:
     rates, first = (sorted(one["samples_per_s"] for one in some) for some in (records, base))
     size = records[0]["world_size"]
     ideal, rate = size / base[0]["world_size"], median(rates)
-    speedup, seconds = rate / median(first), samples / rate
-    cost = None if price is None else price * size * seconds / HOUR_S
+    speedup, seconds = rate / median(first), SAMPLES / rate
     is_base = records is base
     return Row(
         world_size=size,
@@ -233,13 +211,10 @@ def _row(records: list[Record], base: list[Record], samples: int, price: float |
         seconds=seconds,
         gpu_hours=size * seconds / HOUR_S,
         premium=ideal / speedup - 1,
-        cost=cost,
-        cost_per_1000=None if cost is None else cost * 1000 / samples,
+        cost_per_1000=None if price is None else price * size * seconds / HOUR_S,
         step_median_s=_median(records, "step_s", "median"),
         step_p90_s=_median(records, "step_s", "p90"),
         rss_bytes=_median(records, "memory", "rss"),
-        parameters=max(one.get("parameters") or 0 for one in records) or None,
-        trained_parameters=max(one.get("trained_parameters") or 0 for one in records) or None,
     )
 
 
@@ -261,17 +236,6 @@ def _names(groups: Mapping[str, list[Record]]) -> dict[str, str]:
         or str(one.get("model", "training"))
         for key, one in settings.items()
     }
-
-
-def parameters_text(values: Mapping[str, Any]) -> str:
-    """Return the trained and the frozen parameters of a row; "" if unknown."""
-    trained, total = values.get("trained_parameters") or 0, values.get("parameters") or 0
-    if not trained:
-        return ""
-    if total <= trained:
-        return f"{trained:,} parameters" + (", all of them trained" if total else " are trained")
-    frozen = f"{total - trained:,} are frozen"
-    return f"{trained:,} of {total:,} parameters are trained ({trained / total:.2%}), {frozen}"
 
 
 def _notes(records: list[Record]) -> Iterator[str]:
@@ -318,18 +282,14 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _table(one: Comparison) -> str:
-    # 1,000 samples are too few for a time that means anything; their cost has its own column.
-    chosen = one.samples != THOUSAND
     columns: list[tuple[str, str, Callable[[Any], str]]] = [
         ("samples/s", "rate_per_s", digits),
         ("tokens/s", "tokens_per_s", digits),
-        *([(f"time of {one.work}", "seconds", format_duration)] if chosen else []),
         ("speed-up", "speedup", "{:.2f}".format),
         ("efficiency", "efficiency", "{:.1%}".format),
         ("its spread", "spread", str),
-        (f"GPU-hours of {one.work}", "gpu_hours", digits),
+        (f"GPU-hours of {SAMPLES:,} samples", "gpu_hours", digits),
         ("premium", "premium", "{:+.1%}".format),
-        *([("cost", "cost", digits)] if chosen else []),
         ("cost per 1,000 samples", "cost_per_1000", digits),
         ("step, median", "step_median_s", _milliseconds),
         ("p90", "step_p90_s", _milliseconds),

@@ -2,7 +2,7 @@
 
 ::
 
-    recorder = Recorder(batch_per_rank=32, model=model)   # or batch_global=256
+    recorder = Recorder(batch_per_rank=32)   # or batch_global=256
     for inputs, labels in loader:
         ...
         recorder.step(loss=loss)
@@ -38,7 +38,6 @@ DIRECTORY = "records"
 
 Record = dict[str, Any]
 _GROUPS = ("settings", "step_s", "memory", "machine")
-_PARAMETERS = ("parameters", "trained_parameters")
 _LOGS = (".jsonl", ".log", ".out", ".txt")
 
 RECORDS = "HPCTK_SCALING_RECORDS"
@@ -62,12 +61,10 @@ class Recorder:
         batch_global: int | None = None,
         tokens_per_sample: int = 1,
         warmup: int = 5,
-        model: Any = None,
     ) -> None:
         """Give the samples of a step either for each rank or for all ranks together.
 
-        ``model`` is a torch module, to record the numbers of its parameters. Raises
-        ConfigError: both batch sizes are given, or neither.
+        Raises ConfigError: both batch sizes are given, or neither.
         """
         given = [one for one in (batch_per_rank, batch_global) if one is not None]
         if len(given) != 1 or given[0] < 1:
@@ -78,13 +75,6 @@ class Recorder:
         self._batch = given[0]
         self._tokens = tokens_per_sample
         self._warmup = warmup
-        self._parameters: dict[str, int] = {}
-        if model is not None:
-            counts = [(one.numel(), one.requires_grad) for one in model.parameters()]
-            self._parameters = {
-                "parameters": sum(count for count, _ in counts),
-                "trained_parameters": sum(count for count, trained in counts if trained),
-            }
         self._loss: float | None = None
         self._ends: list[float] = []
 
@@ -144,7 +134,6 @@ class Recorder:
                 "p90": quantiles(times, n=10)[-1] if len(times) > 1 else times[0],
             },
             "loss": self._loss,
-            **self._parameters,
         }
         path = os.environ.get(RECORDS)
         write_record(record, Path(path) if path else None)
@@ -172,8 +161,6 @@ def _checks(
     yield lambda count: type(count) is int and 0 <= count < 10**9, record, ("repeat",)
     yield lambda rate: is_number(rate) and rate > 0, record, ("samples_per_s", "tokens_per_s")
     yield lambda group: isinstance(group, dict), record, _GROUPS
-    # Records of other programs may lack these.
-    yield lambda count: count is None or (type(count) is int and count >= 0), record, _PARAMETERS
     yield is_number, record["machine"], record["machine"].keys() & {"cpus"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from functools import partial
@@ -20,9 +19,9 @@ from hpc_toolkit.cli.scriptoptions import (
     requested,
     script_arguments,
 )
-from hpc_toolkit.errors import ConfigError, RenderError, RunError, near_miss
+from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.slurm.allowlist import harmful
-from hpc_toolkit.slurm.render.spec import QUEUES, ScriptSpec, option
+from hpc_toolkit.slurm.render.spec import QUEUES, ScriptSpec
 from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.system.options import Option, Panels, flag, many, only_given
 from hpc_toolkit.system.terminal import note, printable
@@ -40,9 +39,6 @@ PANELS: Panels = {
     **scriptoptions.PANELS,
     "Existing scripts": (
         Option("from", "Render this file again; other options override its options.", "FILE"),
-        flag("check", "Exit with 1 if FILEs [default: slurm/*.sbatch] are out of date."),
-        flag("diff", "Show the difference, with --check."),
-        flag("json", "Print JSON, with --check."),
     ),
 }
 
@@ -66,16 +62,6 @@ def render(template: str | None, **given: Any) -> None:
         hpctk render train-multi-node --nodes 2 --gpus-per-node 4 -- train.py --lr 0.1
     """
     out, force, source = (given.pop(name) for name in ("out", "force", "from"))
-    check, diff, as_json = (given.pop(name) for name in ("check", "diff", "json"))
-    if check:
-        files = [word for word in (template, *(given.pop("command") or ())) if word]
-        for name in only_given({**given, "out": out, "force": force or None, "from": source}):
-            hint = "leave it out; 'render --from FILE' changes the options of a script"
-            raise ConfigError(f"{option(name)}: not allowed with --check", hint=hint)
-        _check(files, diff=bool(diff), as_json=bool(as_json))
-        return
-    if diff or as_json:
-        raise ConfigError("--diff and --json need --check", hint="add --check, or leave them out")
     from hpc_toolkit.planning.nodes import ask_of, asked_line
 
     base = None
@@ -149,44 +135,6 @@ def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
         note(reason)
     for warning in harmful(dict((*site.env, *site.nccl, *spec.env))):
         note(warning, "warning")
-
-
-def _check(words: list[str], *, diff: bool, as_json: bool) -> None:
-    from hpc_toolkit.slurm.render.script import check_drift
-
-    paths = [Path(word) for word in words] or _own_scripts()
-    found = [check_drift(path) for path in paths]
-    if as_json:
-        records = [
-            {"file": one.file, "up_to_date": not one.reasons, "reasons": list(one.reasons)}
-            | ({"diff": one.difference()} if diff else {})
-            for one in found
-        ]
-        print(json.dumps(records))
-    else:
-        for one in found:
-            print(printable(f"{one.file}: {'; '.join(one.reasons) or 'up to date'}"))
-            if diff:
-                sys.stdout.write(one.difference())
-    if any(one.reasons for one in found):
-        sys.exit(1)
-
-
-def _own_scripts() -> list[Path]:
-    own = [path for path in sorted(Path("slurm").glob("*.sbatch")) if _is_own(path)]
-    if not own:
-        msg = "no rendered script in slurm/"
-        raise ConfigError(msg, hint="name the scripts: hpctk render --check FILE ...")
-    return own
-
-
-def _is_own(path: Path) -> bool:
-    from hpc_toolkit.slurm.render.file import origin, read_script
-
-    try:
-        return origin(read_script(path)) != "foreign"
-    except RenderError:
-        return False
 
 
 MANIFEST_PANELS: Panels = {

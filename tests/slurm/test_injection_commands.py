@@ -243,7 +243,6 @@ def test_nothing_that_a_terminal_obeys_reaches_it(call: Call, failed: str) -> No
         ("retry", "RUN", "--match=x{}"),
         ("render", "x{}"),
         ("render", "--from=x{}"),
-        ("render", "--check", "x{}"),
         ("render", "--nodes=x{}"),
         ("render", "--evil{}"),
         ("cluster", "show", "x{}"),

@@ -1,12 +1,10 @@
-"""'hpctk render': what it writes, prints and refuses to overwrite, and its --check and --from."""
+"""'hpctk render': what it writes, prints and refuses to overwrite, and its --from."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -14,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.cli.scriptoptions import PANELS
-from hpc_toolkit.slurm.render.file import read_header, sha256
-from hpc_toolkit.slurm.render.script import check_drift
+from hpc_toolkit.slurm.render.file import read_header
 from hpc_toolkit.slurm.render.spec import FIELDS, ScriptSpec
 from tests.scripttext import batch_words
 from tests.toyrun import ToyRun
@@ -249,102 +246,28 @@ def written(text: str, path: Path = DEFAULT) -> Path:
     return path
 
 
-def test_a_fresh_script_is_up_to_date() -> None:
-    call("--nodes", "2", "--sbatch", 'comment=a "b" #c', "--dependency", "afterok:1")
-
-    result = call("--check")
-
-    assert (result.exit_code, result.stdout) == (0, f"{DEFAULT}: up to date\n")
-
-
-def test_a_script_edited_by_hand_is_told_with_the_difference() -> None:
-    call("--nodes", "2")
-    written(DEFAULT.read_text().replace("--nodes=2", "--nodes=3"))
-
-    result = call("--check", "--diff")
-
-    assert result.exit_code == 1
-    assert result.stdout.startswith(f"{DEFAULT}: edited by hand\n--- {DEFAULT}\n")
-    assert "\n-#SBATCH --nodes=3\n+#SBATCH --nodes=2\n" in result.stdout
-
-
-def replaced(old: str, new: str) -> Callable[[str], str]:
-    return lambda text: text.replace(old, new)
-
-
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("old", "new", "message"),
     [
-        (replaced("by hpctk 0", "by hpctk 9"), "rendered by hpctk 9"),
-        (
-            replaced("hpctk-template: work-queue ", "hpctk-template: work-queue 00"),
-            "the template work-queue changed",
-        ),
-        (
-            replaced("hpctk-cluster: generic ", "hpctk-cluster: generic 00"),
-            "the facts of the cluster generic changed",
-        ),
-        (replaced("export OMP_NUM_THREADS", "export  OMP_NUM_THREADS"), "rendered differently"),
+        (" --nodes 2 ", " --nodez 2 ", "has an unknown option '--nodez'"),
+        ("render work-queue --cluster", "render --cluster", "request in its header was edited"),
     ],
 )
-def test_what_changed_since_the_rendering_is_told(
-    change: Callable[[str], str], reason: str
-) -> None:
+def test_a_request_that_cannot_be_read_is_refused(old: str, new: str, message: str) -> None:
     call("--nodes", "2")
-    changed = change(DEFAULT.read_text())
-    mark = next(line for line in changed.splitlines() if line.startswith("# hpctk-body"))
-    body = changed.replace(mark + "\n", "")
-    # As another version would have signed it.
-    written(changed.replace(mark, f"# hpctk-body: sha256:{sha256(body)}"))
+    written(DEFAULT.read_text().replace(old, new))
 
-    result = call("--check")
-
-    assert result.exit_code == 1
-    assert reason in result.stdout
-    assert "edited by hand" not in result.stdout
-
-
-def test_a_request_of_a_newer_version_is_refused_with_the_unknown_option() -> None:
-    call("--nodes", "2")
-    written(DEFAULT.read_text().replace(" --nodes 2 ", " --nodez 2 "))
-
-    drift = check_drift(DEFAULT)
-
-    assert "has an unknown option '--nodez'" in drift.reasons[-1]
-
-
-def test_check_names_every_script_and_prints_json_on_demand() -> None:
-    call("--nodes", "2", "--job-name", "a")
-    call("--nodes", "2", "--job-name", "b")
-    path = Path("slurm/b.sbatch")
-    path.write_text(path.read_text() + "echo mine\n")
-    written("#!/bin/bash\necho mine\n", Path("slurm/c.sbatch"))
-    call("--job-name", "d")
-    path = Path("slurm/d.sbatch")
-    path.write_text(path.read_text().replace("render work-queue --cluster", "render --cluster"))
-
-    result = call("--check", "--json")
-
-    assert result.exit_code == 1
-    first, second, damaged = json.loads(result.stdout)
-    assert first == {"file": "slurm/a.sbatch", "up_to_date": True, "reasons": []}
-    assert second == {"file": "slurm/b.sbatch", "up_to_date": False, "reasons": ["edited by hand"]}
-    assert "the request in its header was edited" in str(damaged["reasons"])
-    assert call("--check", "slurm/a.sbatch").exit_code == 0
+    assert message in refused("--from", str(DEFAULT)).message
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--check",), "no rendered script in slurm/"),
         (("--from", "nowhere.sbatch"), "nowhere.sbatch: cannot be read"),
         (("--from", "mine.sh"), "mine.sh: not a script that 'hpctk render' wrote"),
-        (("--check", "--nodes", "2"), "--nodes: not allowed with --check"),
-        (("--diff",), "--diff and --json need --check"),
-        (("--check", "--from", "mine.sh"), "--from: not allowed with --check"),
     ],
 )
-def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_rendered_is_an_error(arguments: tuple[str, ...], message: str) -> None:
     written("#!/bin/bash\n", Path("mine.sh"))
 
     error = refused(*arguments)

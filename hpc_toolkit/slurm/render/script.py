@@ -1,29 +1,25 @@
 """Render a job script: a pure function of the request, the cluster's facts and the templates.
 
-``check_drift`` compares a script with the one that would be rendered today.
-
 Rendering reads no clock, no host name and no scheduler, so a script is the same on any machine.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from hpc_toolkit import __version__
-from hpc_toolkit.errors import HpcToolkitError, RenderError, near_miss
+from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.slurm.allowlist import setup_words
-from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.containers import plain_lines
 from hpc_toolkit.slurm.render import file as scripts
 from hpc_toolkit.slurm.render import kinds
@@ -35,8 +31,7 @@ from hpc_toolkit.slurm.render.directives import (
     directives,
     ranks,
 )
-from hpc_toolkit.slurm.render.file import Header
-from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, QUEUES, ScriptSpec, read_spec, shown
+from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, QUEUES, ScriptSpec, shown
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -199,59 +194,6 @@ def _comment_text(text: str) -> Marked:
         msg = f"template: {text!r} would not stay on one line"
         raise RenderError(msg, hint="remove the control characters")
     return Marked(text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    file: str
-    reasons: tuple[str, ...]
-    """Why the texts differ; empty for a file that is up to date."""
-    script: str
-    rendered: str | None
-    """The current rendering; None if the request cannot be read or is not accepted any more."""
-
-    def difference(self) -> str:
-        old, new = self.script.splitlines(True), (self.rendered or "").splitlines(True)
-        return "".join(difflib.unified_diff(old, new, self.file, f"{self.file} (rendered now)"))
-
-
-def check_drift(path: Path) -> Drift:
-    """Render the script at ``path`` again from the request in its header, and compare.
-
-    A file that cannot be read, or is not a rendered script, counts as different.
-    """
-    script = ""
-    try:
-        script = scripts.read_script(path)
-        header = scripts.read_header(script, str(path))
-    except RenderError as error:
-        reason = error.message.removeprefix(f"{path}: ")
-        return Drift(file=str(path), reasons=(reason,), script=script, rendered=None)
-    edited = scripts.origin(script) == "edited"
-    reasons = ["edited by hand"] if edited else []
-    try:
-        cluster = load_cluster(header.cluster)
-        spec = read_spec(header.request)
-        rendered = render_script(spec, cluster, header.template)
-    except HpcToolkitError as error:
-        reasons.append(f"its request is refused now: {error.message}")
-        return Drift(file=str(path), reasons=tuple(reasons), script=script, rendered=None)
-    if script != rendered:
-        reasons += _changes(header, scripts.read_header(rendered, str(path))) or (
-            [] if reasons else ["rendered differently"]
-        )
-    return Drift(file=str(path), reasons=tuple(reasons), script=script, rendered=rendered)
-
-
-def _changes(old: Header, new: Header) -> list[str]:
-    found = []
-    if old.version != new.version:
-        found.append(f"rendered by hpctk {old.version}, this is {__version__}")
-    if old.template_sha256 != new.template_sha256:
-        found.append(f"the template {old.template} changed")
-    if old.cluster_sha256 != new.cluster_sha256:
-        found.append(f"the facts of the cluster {old.cluster} changed")
-    return found
 
 
 def surroundings(

@@ -36,13 +36,9 @@ _CLUSTER = r"(?m)^# hpctk-cluster: (\S+) ([0-9a-f]+)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    version: str
     template: str
-    template_sha256: str
-    """Hash of the texts of the template and of the templates that it extends."""
     cluster: str
     """The value of ``--cluster``: a name or the path of a file."""
-    cluster_sha256: str
     request: dict[str, Any]
 
 
@@ -94,21 +90,14 @@ def read_header(script: str, where: str) -> Header:
     """
     text = script.replace("\r\n", "\n")
     found = [re.search(pattern, text) for pattern in (_VERSION, _COMMAND, _TEMPLATE, _CLUSTER)]
-    version, command, template, cluster = found
-    if not (version and command and template and cluster and _MARK in text):
+    command = found[1]
+    if command is None or not all(found) or _MARK not in text:
         raise _refusal(where, _FOREIGN)
     try:
         kind, argument, request = read_command(shlex.split(command[1].replace(" \\\n#     ", " ")))
     except (ValueError, IndexError) as error:
         raise (error if isinstance(error, RenderError) else _refusal(where, _DAMAGED)) from None
-    return Header(
-        version=version[1],
-        template=kind,
-        template_sha256=template[2],
-        cluster=argument,
-        cluster_sha256=cluster[2],
-        request=request,
-    )
+    return Header(template=kind, cluster=argument, request=request)
 
 
 def option_words(name: str, value: Any) -> list[str]:

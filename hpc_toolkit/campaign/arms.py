@@ -317,7 +317,14 @@ def _pythia(
     layers: str = "blocks",
     checkpoint: str = HUB,
 ) -> list[Model]:
-    """One model for each size of Pythia; ``size`` is the width."""
+    """One model for each size of Pythia; ``size`` is the width.
+
+    Args:
+        pythia: sizes of models, such as 14m, or all.
+        steps: training steps, as for ``hpctk items pythia``.
+        layers: layers of each model, as for ``hpctk items pythia``.
+        checkpoint: names of the checkpoints; ``{size}`` and ``{step}`` are replaced.
+    """
     return [
         Model(
             name=f"pythia-{size}",

@@ -126,6 +126,8 @@ class Pacing:
         ``alone``: none of them looks for new items on behalf of this one; ``others_wait_since``:
         when one for which this worker looks last began to wait, None if none waits.
         """
+        if alone and not self._alone:
+            self.poll_now()  # its own next look may be minutes away
         self._alone, self._others_wait_since = alone, others_wait_since
 
     def poll_now(self) -> None:

@@ -179,6 +179,23 @@ def test_few_workers_poll_often_for_the_next_call_and_seldom_after_a_while(
     assert all(1.0 <= one <= 1.5 for one in pauses[-10:])
 
 
+def test_a_worker_looks_for_items_at_once_when_nobody_does_so_for_it_any_more() -> None:
+    clock = ManualClock()
+    pacing = Pacing(clock, local=False, workers=4096, lease_s=DEFAULT_LEASE_S, seed="w")
+    pacing.share_looks(alone=False, others_wait_since=None)
+    pacing.scan_due()
+    pacing.polled(1)
+    clock.advance(30.0)
+    waits = not pacing.poll_due
+
+    pacing.share_looks(alone=True, others_wait_since=None)
+    looks = pacing.poll_due
+    pacing.polled(1)
+    pacing.share_looks(alone=True, others_wait_since=None)
+
+    assert (waits, looks, pacing.poll_due) == (True, True, False)
+
+
 def test_a_short_lease_is_watched_often_where_few_work() -> None:
     clock = ManualClock()
     pacing = Pacing(clock, local=False, workers=4, lease_s=8.0, seed="w")

@@ -59,7 +59,7 @@ PANELS: Panels = {
     ),
     "Output": (flag("json", "Print JSON."),),
     "Limits": (
-        Option("within", "Show how much is done by then, and the chance to finish.", "DURATION"),
+        Option("within", "Show the chance to finish by then.", "DURATION"),
         Option("time_limit", "Time limit of the longest job, e.g. 12h.", "DURATION"),
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import median
@@ -15,11 +16,10 @@ from hpc_toolkit.campaign.search import as_decided
 from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, Campaign, read_settings
 from hpc_toolkit.planning.work import Batch, Seen, StageWork, Work, context
 from hpc_toolkit.queue.followingitems import following
-from hpc_toolkit.queue.items import Item
+from hpc_toolkit.queue.items import Item, UnitReader
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.units import Unit
 from hpc_toolkit.queue.view import RunView, StageView
-from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.results.workers import ATTEMPTS, clocks_ahead, living_workers, records_of
 from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.quantities import HOUR_S, counted
@@ -32,10 +32,10 @@ _UNBOUNDED = "Nothing says how many arms the search will request: those to come 
 
 
 class _Stage:
-    """A stage while journals are read."""
+    """A stage while journals are read, and its items by ``reader``."""
 
-    def __init__(self, view: StageView) -> None:
-        self.view = view
+    def __init__(self, view: StageView, reader: UnitReader) -> None:
+        self.view, self._reader = view, reader
         self.seen, self.loads_s, self.overheads_s = list[Seen](), list[float](), list[float]()
         self.work = StageWork(
             name=view.spec.name,
@@ -54,7 +54,8 @@ class _Stage:
 
     def items(self, unit: Unit) -> list[Item]:
         if unit.name not in self._units:
-            self._units[unit.name] = unit_items(self.view, unit)
+            segment = self.view.log.segments[unit.entry]
+            self._units[unit.name] = self._reader.read(segment, unit)[1]
         return self._units[unit.name]
 
     def groups(self, items: Sequence[Item]) -> int:
@@ -147,29 +148,32 @@ def read_work(
     view.poll_claims()
     alive = living_workers(view, clock) if alive is None else alive
     view.poll()
-    stages = {name: _Stage(stage) for name, stage in view.stages.items()}
-    seen = view.presences()
-    ahead = clocks_ahead(seen, clock)
-    hosts = {name: "" if one is None else one.host for name, one in seen.items()}
-    workers = {*view.readers, *alive}
-    journals = {name: _Journal(name, hosts.get(name) in ahead) for name in workers}
-    for worker in sorted(view.readers):
-        journals[worker].read(view, stages)
-    ages = {name: _age_s(clock, seen.get(name), journals[name]) for name in alive}
-    total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
-    known = _with_following(view, [_work(stage, journals, ages) for stage in stages.values()])
-    work = Work(
-        run=given,
-        at=clock.wall(),
-        stages=known,
-        workers={name: journals[name].loaded for name in sorted(alive)},
-        done=total - sum(len(stage.left) - stage.coming for stage in known),
-        sealed=campaign is not None
-        or all(stage.log.sealed or stage.spec.after for stage in view.stages.values()),
-    )
-    if campaign is not None:
-        work = _with_rest(work, view, campaign, stages[TASKS])
-    return replace(work, stages=tuple(stage for stage in work.stages if stage.left))
+    with closing(UnitReader()) as reader:
+        stages = {name: _Stage(stage, reader) for name, stage in view.stages.items()}
+        seen = view.presences()
+        ahead = clocks_ahead(seen, clock)
+        hosts = {name: "" if one is None else one.host for name, one in seen.items()}
+        workers = {*view.readers, *alive}
+        journals = {name: _Journal(name, hosts.get(name) in ahead) for name in workers}
+        for worker in sorted(view.readers):
+            journals[worker].read(view, stages)
+        ages = {name: _age_s(clock, seen.get(name), journals[name]) for name in alive}
+        total = sum(
+            unit.unit.count for s in view.stages.values() for unit in s.state.units.values()
+        )
+        known = _with_following(view, [_work(stage, journals, ages) for stage in stages.values()])
+        work = Work(
+            run=given,
+            at=clock.wall(),
+            stages=known,
+            workers={name: journals[name].loaded for name in sorted(alive)},
+            done=total - sum(len(stage.left) - stage.coming for stage in known),
+            sealed=campaign is not None
+            or all(stage.log.sealed or stage.spec.after for stage in view.stages.values()),
+        )
+        if campaign is not None:
+            work = _with_rest(work, view, campaign, stages[TASKS])
+        return replace(work, stages=tuple(stage for stage in work.stages if stage.left))
 
 
 def _age_s(clock: Clock, presence: Presence | None, journal: _Journal) -> float:

@@ -382,15 +382,16 @@ class UnitReader:
         self._segment: Segment | None = None
         self._fd = -1
 
-    def lines(self, segment: Segment, unit: Unit) -> list[bytes]:
+    def read(self, segment: Segment, unit: Unit) -> tuple[list[bytes], list[Item]]:
+        """As :meth:`Segment.read`."""
         if segment is self._segment:
             # After a server outage the descriptor may be stale while the path still works.
             with suppress(OSError):
-                return segment.lines(unit, fd=self._fd)
+                return segment.read(unit, fd=self._fd)
         self.close()
         self._fd = os.open(segment.path, os.O_RDONLY)
         self._segment = segment
-        return segment.lines(unit, fd=self._fd)
+        return segment.read(unit, fd=self._fd)
 
     def close(self) -> None:
         if self._segment is not None:

@@ -187,7 +187,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
     def _execute(self, assignment: Assignment, left: list[int], lines: UnitLines) -> Outcome:
         unit = assignment.unit
         segment = assignment.stage.log.segments[unit.entry]
-        items = self._units.lines(segment, unit) if left else []
+        items = self._units.read(segment, unit)[0] if left else []
         fragile = fragile_of(assignment, left)
         while left:
             if self.drain.requested or self.failures.hold:

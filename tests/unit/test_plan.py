@@ -18,6 +18,7 @@ from hpc_toolkit.planning.plan import choose, typed_work
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.work import Batch, LearnedDurations, Seen, StageWork, Work, context
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
+from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 from tests.unit import jobcommands
@@ -202,6 +203,17 @@ def test_a_run_is_read_as_items_left_seen_and_held(tmp_path: Path) -> None:
         (1, 2, ""),
         (3, 2, ""),
     ]
+
+
+def test_a_list_is_opened_once_for_all_of_its_units(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    view = toy.run.view()
+    (segment,) = view.stages["items"].log.segments.values()
+
+    with CountedCalls() as counted:
+        read_work(view, toy.clock, given="run")
+
+    assert counted.opened().count(segment.path.name) == 1
 
 
 @pytest.mark.parametrize(

@@ -239,9 +239,11 @@ def _follow(
         gc.enable()
         if wait(pause_s(run.view, _WATCH_S)):
             return now, records
-        refuse_removed(run.root)
-        records, seen = jobs.read(ask=slurm), run.view.presences()
-        now = run.status(seen=seen, beside=beside)
+        try:
+            records, seen = jobs.read(ask=slurm), run.view.presences()
+            now = run.status(seen=seen, beside=beside)
+        finally:  # it may have been removed while it was read
+            refuse_removed(run.root)
         if now.complete and slurm and not all(job.ended for job in records):
             # They are about to end, and what Slurm said before would be the last word.
             time.sleep(_WATCH_S)

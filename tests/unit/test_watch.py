@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpc_toolkit.results.status import read_status
+from hpc_toolkit.cli import statusview
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.results.status import Status, read_status
 from hpc_toolkit.results.workers import pause_s, read_hosts
+from hpc_toolkit.run import Run
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -43,3 +48,24 @@ def test_a_process_that_reads_everything_pauses_longer_with_more_workers(
     toy.run.view.poll()
 
     assert pause_s(toy.run.view, 2.0) == pytest.approx(seconds)
+
+
+def test_a_run_that_is_removed_while_it_is_read_is_not_shown(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ToyRun(fast_dir / "r", 8, unit=2).reopen()
+    shown = list[Status]()
+    read = Run.status
+
+    def status(self: Run, **facts: Any) -> Status:
+        if not shown:
+            return read(self, **facts)
+        shutil.rmtree(fast_dir / "r")
+        raise FileNotFoundError(2, "No such file or directory", "r/stages/items/head")
+
+    monkeypatch.setattr(Run, "status", status)
+
+    with pytest.raises(RunError, match=r"run\.json is missing"):
+        statusview._follow(run, lambda now, *_: shown.append(now), slurm=False, wait=lambda _: None)
+
+    assert len(shown) == 1

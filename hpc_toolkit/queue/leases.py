@@ -245,6 +245,7 @@ class Liveness:
         # lock does not prove life, because a frozen process holds its lock too.
         near = self._is_near(presence)
         if near and self._lock_is_free(worker):
+            self._seen[worker].presence = presence  # a notice to other hosts needs it
             return "lock"
         heard = self._is_heard(worker, presence)
         # Only locks of silent workers are tested: testing every worker would load the filesystem,

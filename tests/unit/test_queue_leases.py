@@ -110,6 +110,17 @@ def test_a_free_lock_on_the_same_host_and_boot_is_death_at_once(run: Watched) ->
     assert (verdict.alive, verdict.evidence) == (False, "lock")
 
 
+def test_a_death_that_its_lock_shows_at_the_first_look_can_be_told_to_other_hosts(
+    run: Watched,
+) -> None:
+    run.begin(host="here", claim="items/000001-0.1")
+    run.verdict()
+
+    notice = run.observer.notice("w", "lock")
+
+    assert (notice is not None, run.observer.claim_of("w")) == (True, "items/000001-0.1")
+
+
 @pytest.mark.parametrize(
     "place", [{"host": "there"}, {"host": "here", "boot": "other"}, {"host": "here", "device": 1}]
 )

@@ -196,7 +196,7 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
         return Campaign.from_json(json.loads(data) if update else first)
     except (AttributeError, ConfigError, RecursionError, ValueError) as error:
         path = paths.campaign if update else paths.manifest
-        message = f"{path} is damaged: {error}"
+        message = f"{path} is damaged, or of another version of hpctk: {error}"
         hint = "restore it from a backup; it cannot be rebuilt"
         if update:
             again = "until 'hpctk campaign run FILE --update'"

@@ -233,7 +233,7 @@ def test_damaged_settings_of_a_campaign_name_their_file(
     ended = call("campaign", "coordinate", "run", root=fast_dir / "run")
 
     assert ended.code == 1, ended
-    assert "run/campaign.json is damaged: " in ended.err
+    assert "run/campaign.json is damaged, or of another version of hpctk: " in ended.err
     assert "hint: move it away" in ended.err
     assert "campaign.json" in {one.check for one in check_run(fast_dir / "run")}
 

@@ -170,6 +170,24 @@ def test_commands_and_options_of_a_document_exist(name: str) -> None:
             assert option in options_of(command), f"hpctk {command} has no {option}"
 
 
+def test_options_in_scripts_and_messages_exist() -> None:
+    """A script's header once named an option that had been dropped."""
+    files = [*REPOSITORY.glob("templates/*.j2"), *REPOSITORY.glob("hpc_toolkit/**/*.py")]
+
+    found = 0
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        for command, own in re.findall(r"hpctk ([a-z]+(?: [a-z]+)?)\b([^`'\"\n|)]*)", text):
+            name = command if command in COMMANDS else command.partition(" ")[0]
+            for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", own.partition(" -- ")[0]):
+                of = [one for one in COMMANDS if one == name or one.startswith(f"{name} ")]
+                of += [f"render {kind}" for kind in KINDS if name == "render"]
+                if of:
+                    assert any(option in options_of(one) for one in of), f"{file}: {name} {option}"
+                    found += 1
+    assert found > 40
+
+
 @functools.cache
 def options_of(command: str) -> set[str]:
     found = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", helped(command, "--help-all", width=300)))

@@ -30,7 +30,7 @@ HOSTS = ("node1", "node2")
 PROGRAMS = ("unshare", "nsenter", "ip", "mount")
 
 LEAVING_S = 10.0
-_START_S = 30.0
+_START_S = 120.0
 _ENVIRONMENT = {"PATH": search_path(), "LC_ALL": "C.UTF-8"}
 
 TRACES = Path("/run/rehearsal/trace")

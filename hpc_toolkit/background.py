@@ -17,9 +17,8 @@ from hpc_toolkit.calls import caller as calls
 from hpc_toolkit.calls.recorded import BEAT_S, Presence, Recorded
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.control import ask_to_drain
-from hpc_toolkit.queue.creation import segment_of
-from hpc_toolkit.queue.items import Item, ItemLines
-from hpc_toolkit.queue.probes import LIMIT_S
+from hpc_toolkit.queue.items import Item, ItemLines, segment_of
+from hpc_toolkit.queue.presence import LIMIT_S
 from hpc_toolkit.queue.view import Follower
 from hpc_toolkit.queue.wants import MOST_WANTS, Wants, may_need
 from hpc_toolkit.report.panel import one_line
@@ -27,7 +26,8 @@ from hpc_toolkit.report.terminal import Waiting
 from hpc_toolkit.results.gather import rows_of_unit
 from hpc_toolkit.results.workers import reachable_workers
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.files import is_local, list_names, writing
+from hpc_toolkit.rundir.files import list_names, writing
+from hpc_toolkit.rundir.mounts import is_local
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.pool import PoolApart

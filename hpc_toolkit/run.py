@@ -164,7 +164,7 @@ class Run:
 
         Raises ItemsError for the items, and RunError if the stage is sealed or a campaign's.
         """
-        from hpc_toolkit.queue.creation import add_items
+        from hpc_toolkit.queue.items import add_items
         from hpc_toolkit.worker.command import needed_keys
 
         self._refuse_campaign()
@@ -353,8 +353,8 @@ class Run:
 def create_run(
     root: Path, manifest: Manifest, items: Mapping[str, list[Item] | ItemLines], *, sealed: bool
 ) -> Run:
-    """Create a run as :func:`hpc_toolkit.queue.creation.create_directory` does."""
-    from hpc_toolkit.queue.creation import create_directory
+    """Create a run as :func:`hpc_toolkit.queue.items.create_directory` does."""
+    from hpc_toolkit.queue.items import create_directory
     from hpc_toolkit.worker.code import copy_code
 
     fill = partial(copy_code, manifest=manifest)

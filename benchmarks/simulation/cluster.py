@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.affinity import FreshUnits, group_key
-from hpc_toolkit.queue.items import Segment, encode_segment
+from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.units import Segment
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 from simulation.coordinator import SimulatedCoordinator
 from simulation.scenario import Outcome

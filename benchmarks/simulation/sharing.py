@@ -20,8 +20,7 @@ from hpc_toolkit.rundir import files
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from hpc_toolkit.queue.items import Segment
-    from hpc_toolkit.queue.units import Unit
+    from hpc_toolkit.queue.units import Segment, Unit
     from hpc_toolkit.queue.view import StageView
 
 

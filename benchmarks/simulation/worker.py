@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from hpc_toolkit.queue.affinity import FreshUnits
-    from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.log import StageLog
-    from hpc_toolkit.queue.units import Unit
+    from hpc_toolkit.queue.units import Segment, Unit
     from hpc_toolkit.rundir.layout import Manifest, RunPaths
     from simulation.scenario import Outcome, Scenario
 

@@ -44,12 +44,13 @@ from hpc_toolkit.campaign.search import (
 )
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Item, encode_segment
-from hpc_toolkit.queue.probes import LIMIT_S
+from hpc_toolkit.queue.presence import LIMIT_S
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.queue.view import Follower, RunView, StageView
 from hpc_toolkit.results.gather import gather, unit_rows
 from hpc_toolkit.results.tables import check_rows
-from hpc_toolkit.rundir.files import is_local, replace_file
+from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.rundir.mounts import is_local
 from hpc_toolkit.rundir.values import not_finite
 from hpc_toolkit.system.quantities import counted
 

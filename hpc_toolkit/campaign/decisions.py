@@ -11,8 +11,8 @@ from hpc_toolkit.bandit import Observation, Pull
 from hpc_toolkit.campaign.arms import TASK
 from hpc_toolkit.campaign.settings import METRICS, TASKS, read_settings
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.log import damaged
+from hpc_toolkit.queue.units import Segment
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import INHERITED, Row, check_rows

@@ -18,10 +18,8 @@ from hpc_toolkit import __version__
 from hpc_toolkit.doctor import filesystem, locks, node, sides
 from hpc_toolkit.doctor.runfiles import Repair, check_run, plan_repairs
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.rundir.mounts import Mount, mount_of
-from hpc_toolkit.rundir.proof import believed, write_proof
+from hpc_toolkit.rundir.mounts import Mount, believed, is_local, mount_of, write_proof
 from hpc_toolkit.system.quantities import first_names
 from hpc_toolkit.system.ranks import in_step
 
@@ -177,7 +175,7 @@ def examine(
     Raises ConfigError: ``other`` is another directory; RunError: the other side did not arrive, or
     stopped answering.
     """
-    mount, local = mount_of(directory), files.is_local(directory)
+    mount, local = mount_of(directory), is_local(directory)
     means = "a run here is for processes of this machine" if local else ""
     where = f"{mount.kind}, {mount.source} at {mount.point}"
     found = [
@@ -320,7 +318,7 @@ def _how_deaths_are_seen(paths: RunPaths) -> sides.Finding:
         )
         return sides.fine(check, found, means)
     found = "on other hosts by the lease, 180 s by default"
-    if files.is_local(paths.root):
+    if is_local(paths.root):
         return sides.fine(check, found)
     means = "the unit of a lost worker waits for that long, unless Slurm speaks sooner"
     fix = f"where locks reach other hosts, prove it: {_PAIR_IT}"

@@ -16,9 +16,9 @@ from hpc_toolkit.campaign.search import as_decided
 from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, Campaign, read_settings
 from hpc_toolkit.planning.work import Batch, Seen, StageWork, Work, context
 from hpc_toolkit.queue.followingitems import following
-from hpc_toolkit.queue.items import Item, UnitReader
+from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.presence import Presence
-from hpc_toolkit.queue.units import Unit
+from hpc_toolkit.queue.units import Unit, UnitReader
 from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.workers import ATTEMPTS, clocks_ahead, living_workers, records_of
 from hpc_toolkit.system.clock import Clock

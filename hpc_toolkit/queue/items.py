@@ -1,22 +1,22 @@
-"""Items as the user gives them, and the segment files that store them."""
+"""Items as the user gives them: checked, encoded as a segment, and added to a run."""
 
 from __future__ import annotations
 
 import json
-import os
-from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hpc_toolkit.errors import ItemsError, RunError, near_miss
-from hpc_toolkit.queue.units import MAX_UNIT, Unit, parse_header, plan_units, runs_of
-from hpc_toolkit.rundir.journal import read_span
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.units import MAX_UNIT, plan_units, runs_of
+from hpc_toolkit.queue.wants import Wants, refuse
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
 from hpc_toolkit.system.jsonlines import (
     batches,
-    decode,
-    decode_each,
     encode,
     encode_each,
     is_kept,
@@ -68,6 +68,10 @@ class ItemLines:
             self._numbers[key] = len(self.labels)
             self.labels.append(label)
         return self._numbers[key]
+
+    def publish(self, log: StageLog, stage: StageSpec) -> None:
+        """Add the items to the log of a run that is being created."""
+        log.add_segment(segment_of(self, stage))
 
 
 class _Distinct:
@@ -244,157 +248,77 @@ def _arrange(items: ItemLines, of_kind: list[int]) -> Sequence[int]:
     return sorted(positions, key=keys.__getitem__) if keys else positions
 
 
-class Segment:
-    """One published list of items; the file never changes."""
-
-    def __init__(self, path: Path, entry: int) -> None:
-        """Read the header.
-
-        Raises FileNotFoundError, ValueError: the file is not there, or its end is missing;
-        AttributeError, LookupError, TypeError: the header is complete but not valid.
-        """
-        self.path = path
-        self.entry = entry
-        """Number of its entry in the stage's log."""
-        with path.open("rb") as file:
-            first = file.readline()
-            header = parse_header(first)
-            body, size = len(first), file.seek(0, os.SEEK_END)
-            # A reader on another host may see the file too short, and would cut the last unit.
-            _, count, at, _ = header["units"][-1]
-            file.seek(body + at)
-            if file.read().count(b"\n") != count:
-                raise ValueError(f"{path} ends too early")
-        self.count: int = header["count"]
-        """Number of items."""
-        self.group_by: str | None = header["group_by"]
-        self.groups: list[Any] = header["groups"]
-        """Value of each group, by group number."""
-        self.order: list[int] | None = header.get("order")
-        """Given position of each item; None if the items keep their given order."""
-        self.decision: dict[str, Any] | None = header.get("decision")
-        """The coordinator's decision when it added this segment; None in other segments."""
-        self.origins: list[Any] = header.get("origins") or []
-        """In a stage that follows another: [entry, position] of each item before whose result made
-        items of this segment, or the values of each combination of keys."""
-        self.numbers: list[int] | None = header.get("numbers")
-        """Number of each item in a list whose items follow each other; None in other lists."""
-        self._kinds: list[int] = header.get("kinds") or []
-        self._wants = [encode(one) for one in header.get("wants", ())]
-        self._wanted: list[int] = header.get("wanted", [])
-        rows = header["units"]
-        self._starts = [*(body + row[2] for row in rows), size]
-        """First byte of each unit, and the byte after the last one."""
-        self.units = [Unit(entry, first, count, group) for first, count, _, group in rows]
-        """In the order of their items."""
-
-    def lines(self, unit: Unit, *, fd: int | None = None) -> list[bytes]:
-        """The JSON of a unit's items, without newlines; ``fd``: an open descriptor of this file.
-
-        Raises RunError: lines are damaged; the message names the first one.
-        """
-        return self.read(unit, fd=fd)[0]
-
-    def read(self, unit: Unit, *, fd: int | None = None) -> tuple[list[bytes], list[Item]]:
-        """As :meth:`lines`, and the items themselves."""
-        index = self._index(unit.first)
-        start, end = self._starts[index : index + 2]
-        opened = os.open(self.path, os.O_RDONLY) if fd is None else fd
-        try:
-            data = read_span(opened, start, end)
-        finally:
-            if fd is None:
-                os.close(opened)
-        lines = data.split(b"\n")[:-1]
-        return lines, self._decode(unit, lines)
-
-    def _decode(self, unit: Unit, lines: list[bytes]) -> list[Item]:
-        """Decode a unit's items, or reject the lines.
-
-        Otherwise work on them may end in the middle, and the worker would blame items next to the
-        damaged line for killing it.
-        """
-        if len(lines) != unit.count:
-            raise self._damaged(unit.first, f"{len(lines)} lines where there were {unit.count}")
-        with suppress(ValueError, RecursionError):
-            items = decode_each(lines)
-            if self._are_items(items):
-                return items
-        for position, line in enumerate(lines, unit.first):
-            try:
-                item = decode(line.decode())
-            except (ValueError, RecursionError) as error:
-                raise self._damaged(position, f"not JSON: {error}") from error
-            if not self._are_items([item]):
-                key = "" if self.group_by is None else f" with the key {self.group_by!r}"
-                raise self._damaged(position, f"not a JSON object{key}")
-        raise AssertionError(lines)
-
-    def _are_items(self, values: list[Any]) -> bool:
-        key, are_objects = self.group_by, set(map(type, values)) == {dict}
-        return are_objects and (key is None or all(key in value for value in values))
-
-    def _damaged(self, position: int, what: str) -> RunError:
-        # Line 1 is the header, and positions count from 0.
-        message = f"{self.path}, line {position + 2}, is damaged: {what}"
-        run = self.path.parents[3]
-        hint = f"restore the file from a backup; 'hpctk doctor {run}' shows what else is damaged"
-        return RunError(message, hint=hint)
-
-    def number(self, position: int) -> int:
-        """Number of an item as it was given: in its list, or in this segment."""
-        found = self.numbers or self.order
-        return position if found is None else found[position]
-
-    def unit_of(self, item: int) -> Unit:
-        return self.units[self._index(item)]
-
-    def _index(self, item: int) -> int:
-        return bisect_right(self.units, item, key=lambda unit: unit.first) - 1
-
-    def items(self) -> Iterator[bytes]:
-        """The JSON of every item, by position. Raises RunError: as :meth:`lines` does."""
-        with self.path.open("rb") as file:
-            for unit in self.units:
-                yield from self.lines(unit, fd=file.fileno())
-
-    def group_of(self, unit: Unit) -> Any:
-        return self.groups[unit.group] if unit.group >= 0 else None
-
-    def kind_of(self, unit: Unit) -> int:
-        return self._kinds[unit.first] if self._kinds else 0
-
-    def units_by_want(self) -> Iterable[tuple[str, list[Unit]]]:
-        found: dict[str, list[Unit]] = {}
-        for unit, want in zip(self.units, self._wanted, strict=False):
-            found.setdefault(self._wants[want], []).append(unit)
-        return found.items() or [("{}", self.units)]
-
-    def want_of(self, unit: Unit) -> str:
-        """What the items of a unit need (:mod:`hpc_toolkit.queue.wants`)."""
-        return self._wants[self._wanted[self._index(unit.first)]] if self._wanted else "{}"
+def segment_of(items: Iterable[Item] | ItemLines, stage: StageSpec) -> Iterator[bytes]:
+    return encode_segment(items, group_by=stage.group_by, items_per_claim=stage.items_per_claim)
 
 
-class UnitReader:
-    """Reads one unit after another; keeps the file of the last unit's segment open."""
+def create_directory(
+    root: Path,
+    manifest: Manifest,
+    items: Mapping[str, list[Item] | ItemLines],
+    *,
+    sealed: bool,
+    fill: Callable[[RunPaths], None] | None = None,
+) -> None:
+    """Create a run directory completely, or not at all.
 
-    def __init__(self) -> None:
-        self._segment: Segment | None = None
-        self._fd = -1
+    ``items`` are the initial items by stage, already checked. ``fill`` adds files before the
+    directory gets its name, while no other process knows it. Raises RunError if the directory
+    exists or cannot be made, or if its filesystem has no symlinks.
+    """
+    hint = "continue it with 'hpctk work', add items with 'hpctk add', or use another name"
+    exists = RunError(f"{root} exists", hint=hint)
+    if root.is_symlink() or root.exists():
+        raise exists
+    with files.new_directory(root, exists=exists) as staging:
+        refusal = files.symlink_refusal(staging)
+        if refusal:
+            parent = root.absolute().parent
+            message = f"{parent}: symbolic links do not work on this filesystem ({refusal})"
+            raise RunError(message, hint="choose a directory on another filesystem")
+        paths = RunPaths(staging)
+        paths.make([stage.name for stage in manifest.stages])
+        for stage in manifest.stages:
+            log = StageLog(paths.stage(stage.name))
+            if given := items.get(stage.name):
+                if not isinstance(given, ItemLines):
+                    given = ItemLines(given, group_by=stage.group_by)
+                given.publish(log, stage)
+            if sealed and not stage.after:
+                log.seal()
+        if fill is not None:
+            fill(paths)
+        files.write_new(paths.manifest, [manifest.to_bytes()])
+        # Whatever the umask: a run that everybody can write to would be refused.
+        paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
 
-    def read(self, segment: Segment, unit: Unit) -> tuple[list[bytes], list[Item]]:
-        """As :meth:`Segment.read`."""
-        if segment is self._segment:
-            # After a server outage the descriptor may be stale while the path still works.
-            with suppress(OSError):
-                return segment.read(unit, fd=self._fd)
-        self.close()
-        self._fd = os.open(segment.path, os.O_RDONLY)
-        self._segment = segment
-        return segment.read(unit, fd=self._fd)
 
-    def close(self) -> None:
-        if self._segment is not None:
-            self._segment = None
-            with suppress(OSError):
-                os.close(self._fd)
+def add_items(
+    log: StageLog, items: list[Item], stage: StageSpec, needs: Sequence[str] = ()
+) -> None:
+    """Add items as one segment; ``needs``: keys that the stage's command needs.
+
+    Raises ItemsError for the items, RunError if the log is sealed.
+    """
+    compared, added = 0, False
+    while not added:
+        log.poll()
+        # After a lost race, only with what the others added: many may add to a long list.
+        taken = _items_after(log, compared)
+        compared = log.length
+        wants = Wants(stage)
+        own = wants.taken(items)
+        checked = check_items(own, group_by=stage.group_by, taken=taken, needs=needs)
+        checked.wants = wants.each(len(checked))
+        if checked.wants and stage.needs is None:
+            hint = "create the run with --needs, such as cpus=1, or with an item that has needs"
+            refuse(0, "items have needs, and workers do not know that they may", hint)
+        added = log.add_segment(segment_of(checked, stage))
+
+
+def _items_after(log: StageLog, entry: int) -> Iterator[Item]:
+    for segment in log.segments.values():
+        if segment.entry > entry:
+            with segment.path.open("rb") as file:
+                for unit in segment.units:
+                    yield from segment.read(unit, fd=file.fileno())[1]

@@ -17,8 +17,16 @@ from pathlib import Path
 
 from hpc_toolkit.errors import TRANSIENT
 from hpc_toolkit.queue.control import OUT_OF_MEMORY, WEAK, DeathNotice
-from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
-from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeoutError
+from hpc_toolkit.queue.presence import (
+    DIRECT,
+    DRAINING,
+    FINISHED,
+    LOCK,
+    Presence,
+    Probes,
+    ProbeTimeoutError,
+    presence_of,
+)
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.clock import Clock
@@ -326,14 +334,6 @@ class Liveness:
     def _lease_of(self, presence: Presence | None) -> float:
         # An observer with a short lease must not declare a slowly beating owner dead.
         return max(self.lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
-
-
-def presence_of(paths: RunPaths, worker: str, probes: Probes) -> Presence | None:
-    """Read a worker's presence file; None if that fails or takes too long."""
-    try:
-        return probes.look(PRESENCE, worker, lambda: read_presence(paths.worker(worker)))
-    except ProbeTimeoutError:
-        return None
 
 
 class WorkerLock:

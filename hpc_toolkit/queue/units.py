@@ -1,12 +1,23 @@
-"""Units, the items of one claim: a pure function of the groups, fixed when a segment is made, and
-checked when its header is read, so that no item gets the result of another."""
+"""Units, the items of one claim, and the segment files that have them.
+
+Units are a pure function of the groups, fixed when a segment is made, and checked when its header
+is read, so that no item gets the result of another.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.rundir.journal import read_span
+from hpc_toolkit.system.jsonlines import decode, decode_each, encode
 
 MAX_UNIT = 256
 """Maximum items per unit, which bounds the work that others repeat after a death."""
@@ -156,3 +167,161 @@ def _check_units(rows: list[list[int]], groups: int) -> int:
             raise LookupError(f"unit {row!r} is of a group that is not there")
         first, behind = first + count, at
     return first
+
+
+class Segment:
+    """One published list of items; the file never changes."""
+
+    def __init__(self, path: Path, entry: int) -> None:
+        """Read the header.
+
+        Raises FileNotFoundError, ValueError: the file is not there, or its end is missing;
+        AttributeError, LookupError, TypeError: the header is complete but not valid.
+        """
+        self.path = path
+        self.entry = entry
+        """Number of its entry in the stage's log."""
+        with path.open("rb") as file:
+            first = file.readline()
+            header = parse_header(first)
+            body, size = len(first), file.seek(0, os.SEEK_END)
+            # A reader on another host may see the file too short, and would cut the last unit.
+            _, count, at, _ = header["units"][-1]
+            file.seek(body + at)
+            if file.read().count(b"\n") != count:
+                raise ValueError(f"{path} ends too early")
+        self.count: int = header["count"]
+        """Number of items."""
+        self.group_by: str | None = header["group_by"]
+        self.groups: list[Any] = header["groups"]
+        """Value of each group, by group number."""
+        self.order: list[int] | None = header.get("order")
+        """Given position of each item; None if the items keep their given order."""
+        self.decision: dict[str, Any] | None = header.get("decision")
+        """The coordinator's decision when it added this segment; None in other segments."""
+        self.origins: list[Any] = header.get("origins") or []
+        """In a stage that follows another: [entry, position] of each item before whose result made
+        items of this segment, or the values of each combination of keys."""
+        self.numbers: list[int] | None = header.get("numbers")
+        """Number of each item in a list whose items follow each other; None in other lists."""
+        self._kinds: list[int] = header.get("kinds") or []
+        self._wants = [encode(one) for one in header.get("wants", ())]
+        self._wanted: list[int] = header.get("wanted", [])
+        rows = header["units"]
+        self._starts = [*(body + row[2] for row in rows), size]
+        """First byte of each unit, and the byte after the last one."""
+        self.units = [Unit(entry, first, count, group) for first, count, _, group in rows]
+        """In the order of their items."""
+
+    def lines(self, unit: Unit, *, fd: int | None = None) -> list[bytes]:
+        """The JSON of a unit's items, without newlines; ``fd``: an open descriptor of this file.
+
+        Raises RunError: lines are damaged; the message names the first one.
+        """
+        return self.read(unit, fd=fd)[0]
+
+    def read(
+        self, unit: Unit, *, fd: int | None = None
+    ) -> tuple[list[bytes], list[dict[str, Any]]]:
+        """As :meth:`lines`, and the items themselves."""
+        index = self._index(unit.first)
+        start, end = self._starts[index : index + 2]
+        opened = os.open(self.path, os.O_RDONLY) if fd is None else fd
+        try:
+            data = read_span(opened, start, end)
+        finally:
+            if fd is None:
+                os.close(opened)
+        lines = data.split(b"\n")[:-1]
+        return lines, self._decode(unit, lines)
+
+    def _decode(self, unit: Unit, lines: list[bytes]) -> list[dict[str, Any]]:
+        """Decode a unit's items, or reject the lines.
+
+        Otherwise work on them may end in the middle, and the worker would blame items next to the
+        damaged line for killing it.
+        """
+        if len(lines) != unit.count:
+            raise self._damaged(unit.first, f"{len(lines)} lines where there were {unit.count}")
+        with suppress(ValueError, RecursionError):
+            items = decode_each(lines)
+            if self._are_items(items):
+                return items
+        for position, line in enumerate(lines, unit.first):
+            try:
+                item = decode(line.decode())
+            except (ValueError, RecursionError) as error:
+                raise self._damaged(position, f"not JSON: {error}") from error
+            if not self._are_items([item]):
+                key = "" if self.group_by is None else f" with the key {self.group_by!r}"
+                raise self._damaged(position, f"not a JSON object{key}")
+        raise AssertionError(lines)
+
+    def _are_items(self, values: list[Any]) -> bool:
+        key, are_objects = self.group_by, set(map(type, values)) == {dict}
+        return are_objects and (key is None or all(key in value for value in values))
+
+    def _damaged(self, position: int, what: str) -> RunError:
+        # Line 1 is the header, and positions count from 0.
+        message = f"{self.path}, line {position + 2}, is damaged: {what}"
+        run = self.path.parents[3]
+        hint = f"restore the file from a backup; 'hpctk doctor {run}' shows what else is damaged"
+        return RunError(message, hint=hint)
+
+    def number(self, position: int) -> int:
+        """Number of an item as it was given: in its list, or in this segment."""
+        found = self.numbers or self.order
+        return position if found is None else found[position]
+
+    def unit_of(self, item: int) -> Unit:
+        return self.units[self._index(item)]
+
+    def _index(self, item: int) -> int:
+        return bisect_right(self.units, item, key=lambda unit: unit.first) - 1
+
+    def items(self) -> Iterator[bytes]:
+        """The JSON of every item, by position. Raises RunError: as :meth:`lines` does."""
+        with self.path.open("rb") as file:
+            for unit in self.units:
+                yield from self.lines(unit, fd=file.fileno())
+
+    def group_of(self, unit: Unit) -> Any:
+        return self.groups[unit.group] if unit.group >= 0 else None
+
+    def kind_of(self, unit: Unit) -> int:
+        return self._kinds[unit.first] if self._kinds else 0
+
+    def units_by_want(self) -> Iterable[tuple[str, list[Unit]]]:
+        found: dict[str, list[Unit]] = {}
+        for unit, want in zip(self.units, self._wanted, strict=False):
+            found.setdefault(self._wants[want], []).append(unit)
+        return found.items() or [("{}", self.units)]
+
+    def want_of(self, unit: Unit) -> str:
+        """What the items of a unit need (:mod:`hpc_toolkit.queue.wants`)."""
+        return self._wants[self._wanted[self._index(unit.first)]] if self._wanted else "{}"
+
+
+class UnitReader:
+    """Reads one unit after another; keeps the file of the last unit's segment open."""
+
+    def __init__(self) -> None:
+        self._segment: Segment | None = None
+        self._fd = -1
+
+    def read(self, segment: Segment, unit: Unit) -> tuple[list[bytes], list[dict[str, Any]]]:
+        """As :meth:`Segment.read`."""
+        if segment is self._segment:
+            # After a server outage the descriptor may be stale while the path still works.
+            with suppress(OSError):
+                return segment.read(unit, fd=self._fd)
+        self.close()
+        self._fd = os.open(segment.path, os.O_RDONLY)
+        self._segment = segment
+        return segment.read(unit, fd=self._fd)
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment = None
+            with suppress(OSError):
+                os.close(self._fd)

@@ -11,11 +11,16 @@ from typing import Any
 
 from hpc_toolkit.queue.affinity import Durations, group_key
 from hpc_toolkit.queue.claims import Claims
-from hpc_toolkit.queue.leases import presence_of
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.pacing import PER_LOOK, READINGS_PER_S, pause_local_s
-from hpc_toolkit.queue.presence import Presence
-from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError
+from hpc_toolkit.queue.presence import (
+    DIRECT,
+    JOURNAL,
+    Presence,
+    Probes,
+    ProbeTimeoutError,
+    presence_of,
+)
 from hpc_toolkit.queue.state import ItemState, Ref, StageState, UnitState
 from hpc_toolkit.queue.units import Unit
 from hpc_toolkit.queue.wants import Specs

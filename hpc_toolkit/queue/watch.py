@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.queue.claims import parse_claim
 from hpc_toolkit.queue.control import SILENT_NODE, FreeUnit
 from hpc_toolkit.queue.pacing import NAMES_EVERY
-from hpc_toolkit.queue.probes import host_part
+from hpc_toolkit.queue.presence import host_part
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.leases import Liveness, Verdict

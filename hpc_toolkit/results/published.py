@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpc_toolkit.errors import TryAgainLaterError
-from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.log import damaged
+from hpc_toolkit.queue.units import Segment
 from hpc_toolkit.queue.view import StageView
 from hpc_toolkit.system.jsonlines import batches, decode, decode_each, encode
 

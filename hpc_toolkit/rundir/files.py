@@ -15,11 +15,6 @@ from typing import BinaryIO
 from hpc_toolkit.errors import PASSING, TRY_AGAIN, RunError, exit_code_of
 from hpc_toolkit.rundir.trust import shared
 
-# Filesystems whose metadata is local to this kernel: frequent polling costs other hosts nothing.
-_LOCAL_FILESYSTEMS = frozenset(
-    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs"}
-)
-
 SIZES = 64
 """Number of sizes that a rewritten file cycles through.
 
@@ -337,25 +332,6 @@ def missing_directory(error: OSError) -> Path | None:
         return None
     directory = Path(named).parent
     return None if directory.is_dir() else directory
-
-
-def is_local(path: Path) -> bool:
-    """Whether the filesystem below ``path`` is known to belong to this kernel alone.
-
-    HPCTK_FILESYSTEM, ``local`` or ``shared``, overrides the filesystem type, for tests and for a
-    local disk that other hosts mount.
-    """
-    said = os.environ.get("HPCTK_FILESYSTEM")
-    if said in {"local", "shared"}:
-        return said == "local"
-    return filesystem_of(path) in _LOCAL_FILESYSTEMS
-
-
-def filesystem_of(path: Path) -> str:
-    """The kernel's name for the type of filesystem that holds ``path``; or "unknown"."""
-    from hpc_toolkit.rundir.mounts import mount_of
-
-    return mount_of(path).kind
 
 
 def symlink_refusal(directory: Path) -> str:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hpc_toolkit.errors import TRANSIENT, TRY_AGAIN, RunError
 from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.queue.presence import WAITING
-from hpc_toolkit.queue.probes import LOCK
+from hpc_toolkit.queue.presence import LOCK, WAITING
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import refuse_removed
 from hpc_toolkit.system.processes import WARNING, readable
@@ -28,7 +27,7 @@ from hpc_toolkit.worker.membership import Drain, new_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.queue.probes import Probes
+    from hpc_toolkit.queue.presence import Probes
     from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.membership import Membership

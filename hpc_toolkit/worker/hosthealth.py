@@ -16,8 +16,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
-from hpc_toolkit.queue.presence import DRAINING, Presence
-from hpc_toolkit.queue.probes import host_part
+from hpc_toolkit.queue.presence import DRAINING, Presence, host_part
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, History, ItemState
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.control import OUT_OF_MEMORY, SUSPENDED, DeathNotice, give_notice, may_ask
-from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
-from hpc_toolkit.queue.probes import host_part
+from hpc_toolkit.queue.presence import FINISHED, Presence, host_part, read_presence
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.clock import Clock

@@ -6,7 +6,7 @@ import os
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.queue.probes import host_part
+from hpc_toolkit.queue.presence import host_part
 from hpc_toolkit.rundir.journal import encode_line, release_line, seal_line
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.record import Record, fresh

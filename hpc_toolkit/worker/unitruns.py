@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import WorkloadError
-from hpc_toolkit.queue.items import UnitReader
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT
+from hpc_toolkit.queue.units import UnitReader
 from hpc_toolkit.rundir.journal import ValueFile
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.record import Record

@@ -19,11 +19,11 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness
 from hpc_toolkit.queue.left import Rest, pending_needs
 from hpc_toolkit.queue.pacing import Pacing
-from hpc_toolkit.queue.probes import LIMIT_S
+from hpc_toolkit.queue.presence import LIMIT_S
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.rundir.layout import CALLS, refuse_removed
-from hpc_toolkit.rundir.proof import believed
+from hpc_toolkit.rundir.mounts import believed
 from hpc_toolkit.system.installation import open_streams
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.ranks import RankInfo, of_slurm
@@ -40,10 +40,10 @@ from hpc_toolkit.worker.unitlines import Outcome
 from hpc_toolkit.worker.unitruns import UnitRunner
 
 if TYPE_CHECKING:
-    from hpc_toolkit.queue.probes import Probes
+    from hpc_toolkit.queue.presence import Probes
     from hpc_toolkit.queue.view import StageView
     from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
-    from hpc_toolkit.rundir.proof import Proof
+    from hpc_toolkit.rundir.mounts import Proof
     from hpc_toolkit.system.clock import Clock
 
 EXIT_COMPLETE = 0

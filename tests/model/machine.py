@@ -21,8 +21,7 @@ from hpc_toolkit.queue.control import (
     ask_to_drain,
     give_notice,
 )
-from hpc_toolkit.queue.creation import add_items
-from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.items import add_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
 from hpc_toolkit.queue.view import RunView

@@ -14,8 +14,7 @@ import pytest
 
 import hpc_toolkit
 from hpc_toolkit.cli import EXIT_BUG
-from hpc_toolkit.queue.items import Segment
-from hpc_toolkit.queue.units import plan_units
+from hpc_toolkit.queue.units import Segment, plan_units
 from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.slurm.clusters.facts import VARIABLES
 from tests import manpage

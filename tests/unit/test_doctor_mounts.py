@@ -15,8 +15,7 @@ from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.rundir import mounts
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.rundir.mounts import Mount, parse_mount
-from hpc_toolkit.rundir.proof import Proof, believed, write_proof
+from hpc_toolkit.rundir.mounts import Mount, Proof, believed, parse_mount, write_proof
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.worker.worker import Worker, WorkerOptions
 from tests.manualclock import ManualClock

@@ -220,8 +220,8 @@ def test_a_shared_filesystem_is_known_whatever_its_directory_is_called(
     monkeypatch.setattr(mounts, "MOUNTINFO", str(listed))
     monkeypatch.delenv("HPCTK_FILESYSTEM", raising=False)
 
-    assert files.filesystem_of(shared) == "nfs4"
-    assert not files.is_local(shared)
+    assert mounts.filesystem_of(shared) == "nfs4"
+    assert not mounts.is_local(shared)
 
 
 @pytest.mark.parametrize(

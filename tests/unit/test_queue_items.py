@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ItemsError
-from hpc_toolkit.queue.items import Segment, check_items, encode_segment
+from hpc_toolkit.queue.items import check_items, encode_segment
 from hpc_toolkit.queue.lists import parse_items
+from hpc_toolkit.queue.units import Segment
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
 ITEMS = st.lists(

@@ -11,8 +11,15 @@ import pytest
 
 from hpc_toolkit.queue import log as queue_log
 from hpc_toolkit.queue.leases import Liveness
-from hpc_toolkit.queue.presence import Presence, PresenceFile
-from hpc_toolkit.queue.probes import JOURNAL, LOCK, PRESENCE, Probes, ProbeTimeoutError
+from hpc_toolkit.queue.presence import (
+    JOURNAL,
+    LOCK,
+    PRESENCE,
+    Presence,
+    PresenceFile,
+    Probes,
+    ProbeTimeoutError,
+)
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader

@@ -16,22 +16,19 @@ import click
 from hpc_toolkit.cli import arguments
 from hpc_toolkit.cli.help import CHECK, Commands
 from hpc_toolkit.cli.scriptoptions import read_gpus
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.layout import all_runs
 from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.options import Option, Panels, flag, spelled
 from hpc_toolkit.system.quantities import parse_counts, parse_duration, parse_size_mib
-from hpc_toolkit.system.record import asdict
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.doctor.runfiles import Plan as Repairs
     from hpc_toolkit.doctor.sides import Report
     from hpc_toolkit.planning.forecast import Guess, Interval
-    from hpc_toolkit.planning.plan import Plan
     from hpc_toolkit.planning.work import Work
-    from hpc_toolkit.results.sums import Efficiency
 
 
 _MOST_ITEMS = 10_000_000
@@ -82,8 +79,7 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
     """
     from hpc_toolkit.planning.forecast import Guess
     from hpc_toolkit.planning.nodes import Worker, node_of, site_for, unmet_by
-    from hpc_toolkit.planning.plan import make_plan
-    from hpc_toolkit.submit.reporting import used_by
+    from hpc_toolkit.planning.plan import as_lines, make_plan
 
     for needed, name in (("items", "groups"), ("item_time", "load_time")):
         if given[needed] is None and arguments.was_given(name):
@@ -107,23 +103,17 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
         most = counts[-1]
         site = site_for(site, worker, where, nodes=most, gpus=gpus, gpu_type=kind, time_s=limit_s)
     node = node_of(site, worker, gpus=gpus, price_per_gpu_hour=given["price_per_gpu_hour"])
-    used = used_by(arguments.open_run(run).paths) if given["items"] is None else None
-    try:
-        found = make_plan(
-            _work(run, given["items"], given["groups"], guess),
-            guess,
-            counts,
-            site,
-            node,
-            now_s=_time_left(run) if given["items"] is None else None,
-            within_s=parse_duration(within, where="--within") if within else None,
-            limit_s=limit_s,
-        )
-    except HpcToolkitError:
-        if used is not None:  # of a complete run, whose jobs show what the next one needs
-            note(f"used: {used.line()}")
-        raise
-    _show(found, used, as_json=bool(given["json"]))
+    found = make_plan(
+        _work(run, given["items"], given["groups"], guess),
+        guess,
+        counts,
+        site,
+        node,
+        now_s=_time_left(run) if given["items"] is None else None,
+        within_s=parse_duration(within, where="--within") if within else None,
+        limit_s=limit_s,
+    )
+    arguments.show(found.to_json(), as_lines(found), as_json=bool(given["json"]))
     if given["items"] is None:
         for text in unmet_by(node, limit_s, arguments.open_run(run).view):
             note(text, "warning")
@@ -157,16 +147,6 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
         message = f"--items {items} --groups {groups}: not 1 to {_MOST_ITEMS} items, in groups"
         raise ConfigError(message, hint="a group has at least one item")
     return typed_work(items, groups)
-
-
-def _show(found: Plan, used: Efficiency | None, *, as_json: bool) -> None:
-    from hpc_toolkit.planning.plan import as_lines
-
-    record, lines = found.to_json(), as_lines(found)
-    if used is not None:
-        record["efficiency"] = asdict(used)
-        lines += [f"used so far: {used.line()}"]
-    arguments.show(record, lines, as_json=as_json)
 
 
 _WIDTH = 100

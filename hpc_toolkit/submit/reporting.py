@@ -1,10 +1,9 @@
-"""Collect what a report of a run shows: its search, and what its jobs used; write the page."""
+"""Collect what a report of a run shows, and write the page."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,9 +12,7 @@ from hpc_toolkit.results.activity import Activity, read_activity
 from hpc_toolkit.results.explain import group_failures
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.history import History
-from hpc_toolkit.results.sums import FIELDS, Efficiency, Range, efficiency, ranges_of, read_loads
-from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.submit.jobs import known_jobs
+from hpc_toolkit.results.sums import Range, ranges_of
 from hpc_toolkit.system.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.run import Run
 
 T = TypeVar("T")
-_FAILURES, _RESULTS, _MOST_JOBS = 20, 24, 50
+_FAILURES, _RESULTS = 20, 24
 _READING = (
     *(OSError, HpcToolkitError, ValueError, KeyError, RecursionError),
     *(AttributeError, ArithmeticError, TypeError),
@@ -63,9 +60,7 @@ def read_facts(run: Run) -> RunFacts:
         status = run.status(forecast=False)
     made_at = time.time()
     found = read("the timeline of the workers", activity, None)
-    used = read("what the jobs used", lambda: used_by(run.paths), None)
     return RunFacts(
-        used=used.line() if used is not None else "",
         status=status,
         manifest=run.manifest,
         made=made_at,
@@ -94,23 +89,3 @@ def _search(run: Run) -> list[Section]:
     from hpc_toolkit.campaign.settings import settings_of
 
     return searchreport.sections(run.view, settings_of(run.paths, run.manifest))
-
-
-def used_by(paths: RunPaths, *, ask: bool = True) -> Efficiency | None:
-    """Return what the ended jobs of a run used; None if nothing was measured.
-
-    ``ask``: ask the accounting about the newest 50 jobs. Raises nothing because of Slurm.
-    """
-    by_cluster: dict[str, list[str]] = {}
-    for job in known_jobs(paths)[-_MOST_JOBS:] if ask else ():
-        by_cluster.setdefault(job.cluster, []).append(job.job)
-    accounts = ""
-    if by_cluster:
-        # Runs without jobs do without Slurm's client, which takes long to import.
-        from hpc_toolkit.slurm.client import sacct_text
-
-        for cluster, ids in by_cluster.items():
-            accounts += sacct_text(ids, FIELDS, cluster=cluster)
-    with suppress(OSError):
-        return efficiency(accounts, read_loads(paths))
-    return None

@@ -25,11 +25,9 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.spec import ScriptSpec, option
 from hpc_toolkit.system.options import Option, Panels, flag, only_given
-from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
-    from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.file import Header
     from hpc_toolkit.submit.submission import Submission
@@ -44,7 +42,6 @@ PANELS: Panels = {
         Option(
             "keep", "Have up to N jobs while there is work; they submit each other.", "N", least=1
         ),
-        Option("size_for", "Choose --nodes and --time to finish the run within this.", "DURATION"),
         flag("dry_run", "Show the script and the command; submit nothing."),
         flag(
             "exclude_failed/no-exclude-failed", "Exclude nodes on which this run failed today."
@@ -72,13 +69,10 @@ def submit(template: str | None, **given: Any) -> None:
     from hpc_toolkit.submit.send import note_overrides, without_failed_nodes
 
     _refuse(template, given)
-    keep, size_for = (given.pop(name) for name in _CHOOSE)
-    jobs, dry_run = given.pop("jobs"), given.pop("dry_run")
-    how: dict[str, Any] = {"force": bool(given.pop("force"))}
+    keep, jobs, dry_run = (given.pop(name) for name in ("keep", "jobs", "dry_run"))
+    force = bool(given.pop("force"))
     exclude_failed = given.pop("exclude_failed")
     refuse_run(template)
-    if size_for is not None:
-        how["size_for_s"] = parse_duration(size_for, where="--size-for")
     note_overrides()
     chain = given.get("dependency") == _AFTER_EACH
     if chain:
@@ -88,7 +82,7 @@ def submit(template: str | None, **given: Any) -> None:
             hint = "write afterany:JOB, or add --jobs N for a chain of jobs"
             raise ConfigError(message, hint=hint)
     make = _of_script if _is_script(template) else from_options
-    found = make(template, given, **how)
+    found = make(template, given, force=force)
     if exclude_failed:
         found = without_failed_nodes(found)
     if jobs > 1 and found.array:
@@ -107,30 +101,20 @@ def submit(template: str | None, **given: Any) -> None:
     _send(submission, keep)
 
 
-_CHOOSE = {
-    "keep": (("jobs", "array", "dependency"), "--keep N says how many jobs there are"),
-    "size_for": (
-        ("nodes", "time", "array", "jobs"),
-        "--size-for chooses the nodes and the time of one job",
-    ),
-}
-"""Options that choose others of one list: those, and what to say to a user who gives both."""
-
-
 def _refuse(template: str | None, given: dict[str, Any]) -> None:
-    """Refuse options beside one that chooses them, such an option for other jobs, and many jobs."""
+    """Refuse options that ``--keep`` chooses, ``--keep`` for other jobs, and very many jobs."""
     if given["jobs"] > _MOST_JOBS:
         message = f"--jobs: {given['jobs']} are more than {_MOST_JOBS}"
         raise ConfigError(message, hint="use --array for many jobs")
-    for own, (names, hint) in _CHOOSE.items():
-        if not given[own]:
-            continue
-        for name in names:
-            if given.get(name) and (name != "jobs" or given["jobs"] > 1):
-                raise ConfigError(f"{option(own)} and {option(name)} exclude each other", hint=hint)
-        if (template or DEFAULT_TEMPLATE) != DEFAULT_TEMPLATE:
-            message = f"{option(own)}: {template} has no list of items"
-            raise ConfigError(message, hint=f"it works with the template {DEFAULT_TEMPLATE}")
+    if not given["keep"]:
+        return
+    for name in ("jobs", "array", "dependency"):
+        if given.get(name) and (name != "jobs" or given["jobs"] > 1):
+            hint = "--keep N says how many jobs there are"
+            raise ConfigError(f"--keep and {option(name)} exclude each other", hint=hint)
+    if (template or DEFAULT_TEMPLATE) != DEFAULT_TEMPLATE:
+        message = f"--keep: {template} has no list of items"
+        raise ConfigError(message, hint=f"it works with the template {DEFAULT_TEMPLATE}")
 
 
 def _is_script(template: str | None) -> bool:
@@ -188,9 +172,7 @@ def _send(submission: Submission, keep: int | None) -> None:
         raise
 
 
-def from_options(
-    template: str | None, given: dict[str, Any], *, force: bool, size_for_s: float | None = None
-) -> Submission:
+def from_options(template: str | None, given: dict[str, Any], *, force: bool) -> Submission:
     from hpc_toolkit.slurm.render.spec import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run
     from hpc_toolkit.submit.submission import of_request
@@ -215,20 +197,7 @@ def from_options(
     check_directory(site, Path.cwd())
     if run is not None:
         check_run(run, force=force)
-    if run is not None and size_for_s is not None:
-        spec = _sized(spec, site, run, size_for_s)
     return of_request(spec, site, kind, run=run, cwd=Path.cwd())
-
-
-def _sized(spec: ScriptSpec, site: Cluster, run: Run, within_s: float) -> ScriptSpec:
-    from hpc_toolkit.planning.nodes import ask_of
-    from hpc_toolkit.submit.submission import sized
-
-    if run.manifest.campaign is not None:
-        message = f"--size-for: {run.root} is a campaign, which adds items as it goes"
-        raise ConfigError(message, hint="choose --nodes and --time; 'hpctk plan' estimates them")
-    nodes, time_s = sized(run, ask_of(spec, site), within_s)
-    return replace(spec, nodes=nodes, time=time_s)
 
 
 def _of_script(template: str | None, given: dict[str, Any], *, force: bool) -> Submission:

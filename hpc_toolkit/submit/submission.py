@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.nodes import Ask, costs, unmet_by
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -275,39 +274,3 @@ def _forecaster(work: Work | None, guess: Guess | None = None) -> Forecaster | N
 
     draws = DRAWS if work.left <= _MANY else DRAWS // 4
     return Forecaster(replace(work, stages=known), guess, draws=draws)
-
-
-def sized(run: Run, ask: Ask, within_s: float) -> tuple[int, int]:
-    """Return the fewest nodes that are likely to finish a run within a time, and a time limit.
-
-    Raises ConfigError: nothing was measured, or no number of nodes is likely to finish in time.
-    """
-    work = _work(run)
-    forecaster = _forecaster(work)
-    if work is None or forecaster is None:
-        message = f"--size-for: no item of {run.root} has a result, so durations are unknown"
-        hint = "run some items first, for example in a short job; or choose --nodes and --time"
-        raise ConfigError(message, hint=hint)
-    from hpc_toolkit.planning.forecast import SURE
-    from hpc_toolkit.planning.plan import choose
-
-    able: dict[int, Choice] = {}
-
-    def is_able(nodes: int) -> bool:
-        able[nodes] = choose(forecaster, ask.node, nodes, limit_s=ask.most_s, within_s=within_s)
-        return bool(able[nodes].in_a_row) and (able[nodes].forecast.within or 0.0) >= SURE
-
-    most = math.ceil(sum(len(s.state.open) for s in run.view.stages.values()) / ask.node.workers)
-    most = max(1, min(most, ask.most_nodes or most))
-    if not is_able(most):
-        took = format_duration(able[most].forecast.time_s.high)
-        message = (
-            f"--size-for {format_duration(within_s)}: {counted(work.left, 'item')} are left, and"
-        )
-        message += f" {counted(most, 'node')} may take {took}"
-        raise ConfigError(message, hint="no more nodes can be used: give it more time")
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_able(middle) else (middle, high)
-    return high, able[high].ask_s

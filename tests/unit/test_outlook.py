@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.nodes import Ask, ask_of, asked_line, lacks
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.submit import keeping
 from hpc_toolkit.submit.keeping import jobs_with_work
-from hpc_toolkit.submit.submission import left_lines, sized
+from hpc_toolkit.submit.submission import left_lines
 from tests.toyrun import ToyRun
-from tests.unit.jobcommands import refused
 
 SITE = Cluster(
     name="site",
@@ -102,23 +100,6 @@ def test_a_time_limit_that_is_too_short_is_named_with_one_that_is_enough(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("done", "hours", "message"),
-    [
-        (0, 6.0, "has a result, so durations are unknown"),
-        (100, 0.5, "--size-for 30 min 00 s: 36 items are left, and 9 nodes may take "),
-    ],
-)
-def test_a_time_for_which_no_size_is_known_is_refused(
-    tmp_path: Path, done: int, hours: float, message: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        sized(measured(tmp_path, done=done), ask(1), hours * 3600)
-
-    assert message in caught.value.message
-    assert caught.value.hint
-
-
-@pytest.mark.parametrize(
     ("done", "seconds", "hours", "jobs"),
     [
         *((0, 60.0, 4, 10), (16, 60.0, 4, 2), (16, 3600.0, 4, 6), (32, 60.0, 4, 1)),
@@ -162,24 +143,6 @@ def test_one_job_adds_the_items_that_follow_unless_another_does(
     run = Run.create(tmp_path / "run", stages={"first": first, "after": after})
 
     assert jobs_with_work(run, ask(1, site=site), alone=alone) == jobs
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--nodes", "2"), "--size-for and --nodes exclude each other"),
-        (("--time", "1h"), "--size-for and --time exclude each other"),
-        (("--array", "0-3"), "--size-for and --array exclude each other"),
-        (("--jobs", "2"), "--size-for and --jobs exclude each other"),
-        (("command", "--", "true"), "--size-for: command has no list of items"),
-    ],
-)
-def test_a_size_is_chosen_alone_and_for_a_list(
-    elsewhere: Path, words: tuple[str, ...], message: str
-) -> None:
-    measured(elsewhere)
-
-    assert message in refused("submit", "--dry-run", "--size-for", "6h", *words).message
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,13 @@ def asked(root: Path) -> list[str]:
     return [arm for decision in decisions for arm in decision["arms"]]
 
 
+def table_of(root: Path) -> list[tuple[object, ...]]:
+    """What the published table says, but for who did it."""
+    table = Run.open(root).table(stage="tasks")
+    assert table.published
+    return [(row["item"], row["state"], row["value"], row["attempts"]) for row in table.rows]
+
+
 def play(cut: Cut, root: Path) -> None:
     """Have a worker do all that is there, whenever the coordinator would sleep in this process."""
 

@@ -12,7 +12,7 @@ import pytest
 from hpc_toolkit.queue import log
 from hpc_toolkit.run import Run
 from tests.faults.cut import Commands, Cut, Struck, copy_of
-from tests.faults.test_faults import done_lines
+from tests.faults.test_faults import at_every, done_lines
 from tests.toyrun import ToyRun
 
 LEASE = ("--lease", "300ms")
@@ -198,22 +198,11 @@ def test_claims_that_somebody_deletes_while_workers_run_cost_no_result(
     assert all((number, json.dumps(row["value"])) in values for number, row in enumerate(rows))
 
 
+@at_every(217)
 def test_a_journal_cut_at_any_byte_costs_its_last_line_and_no_more(
-    home: Path, call: Commands
+    home: Path, call: Commands, every: int
 ) -> None:
     """As a power loss leaves it, for readers and for the worker that comes next."""
-    check_cut_journal(home, call, 217)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_a_journal_cut_at_every_byte_costs_its_last_line_and_no_more(
-    home: Path, call: Commands
-) -> None:
-    check_cut_journal(home, call, 1)
-
-
-def check_cut_journal(home: Path, call: Commands, every: int) -> None:
     toy = ToyRun(home / "template", 6, unit=3, max_attempts=2)
     worker = toy.worker("w", interval_s=0.1)
     worker.work(toy.unit_name(0), i0="done", i1="failed", i2="done")

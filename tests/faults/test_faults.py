@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -23,12 +24,19 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import JournalReader, UnitRun, read_lines
 from hpc_toolkit.rundir.layout import RunPaths, WorkloadSpec
 from tests.faults import loud, tally
+from tests.faults.campaignrun import asked, make_campaign, play, table_of
 from tests.faults.cut import WAYS, Commands, Cut, Struck, copy_of
 from tests.toyrun import NOOP, ToyRun, tree
 
 ITEMS = 4
 EVERY = 23
 """A reduced sweep tries every so manieth of all (change, way); no divisor of the number of ways."""
+
+
+def at_every(number: int, *, limit_s: int = 900) -> pytest.MarkDecorator:
+    """A sweep of every so manieth point in 'make test', and of each in 'make soak'."""
+    each = pytest.param(1, id="each", marks=[pytest.mark.soak, pytest.mark.timeout(limit_s)])
+    return pytest.mark.parametrize("every", [pytest.param(number, id="some"), each])
 
 
 class Place:
@@ -289,41 +297,50 @@ def place_of(command: str, home: Path) -> Place:
     return Place(home, make, command, *(words if command == "init" else ["run", *words]))
 
 
+@at_every(EVERY)
 @pytest.mark.parametrize("command", CHECKS)
 def test_a_command_that_is_cut_loses_nothing_and_can_be_repeated(
-    fast_dir: Path, command: str
+    fast_dir: Path, command: str, every: int
 ) -> None:
     # What init makes must be worked on to show that it is whole, which takes longest.
-    every = 3 * EVERY if command == "init" else EVERY
-    CHECKS[command][1](place_of(command, fast_dir), every)
+    some = 3 if command == "init" and every > 1 else 1
+    CHECKS[command][1](place_of(command, fast_dir), some * every)
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("command", CHECKS)
-def test_a_command_that_is_cut_anywhere_loses_nothing_and_can_be_repeated(
-    fast_dir: Path, command: str
+@at_every(EVERY)
+def test_a_line_of_a_worker_that_is_cut_names_no_byte_that_is_not_there(
+    fast_dir: Path, every: int
 ) -> None:
-    CHECKS[command][1](place_of(command, fast_dir), 1)
-
-
-def check_holding(home: Path, every: int) -> None:
-    place = Place(home, make_holding, "work", "run")
+    place = Place(fast_dir, make_holding, "work", "run")
     check_work(place, every)
     rows = Run.open(place.run).results()
     assert [row["value"] for row in rows] == [loud.hold({"id": n}) for n in range(ITEMS)]
 
 
-def test_a_line_of_a_worker_that_is_cut_names_no_byte_that_is_not_there(fast_dir: Path) -> None:
-    check_holding(fast_dir, EVERY)
+def place_of_coordinator(home: Path) -> Place:
+    begin = partial(play, root=home / "run")
+    return Place(home, make_campaign, "campaign", "coordinate", "run", begin=begin)
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_a_line_of_a_worker_that_is_cut_anywhere_names_no_byte_that_is_not_there(
-    fast_dir: Path,
+@at_every(10 * EVERY, limit_s=3600)
+def test_r14_a_coordinator_that_is_cut_goes_on_with_the_same_sequence(
+    fast_dir: Path, every: int
 ) -> None:
-    check_holding(fast_dir, 1)
+    place = place_of_coordinator(fast_dir)
+    whole = place.without_a_cut()
+    assert (whole.code, whole.err, whole.fired) == (0, "", "")
+    sequence, rows = asked(place.run), table_of(place.run)
+    assert len(set(sequence)) == 5
+    for struck, _, where in place.sweep(every):
+        so_far = asked(place.run)
+        assert so_far == sequence[: len(so_far)], where
+        assert struck.code != 0 or so_far == sequence, where
+
+        again = place.call(*place.words, root=place.run)
+
+        assert (again.code, again.err) == (0, ""), f"{where}\nthen: {again}"
+        assert (asked(place.run), table_of(place.run)) == (sequence, rows), where
+        assert Run.open(place.run).status().complete, where
 
 
 @pytest.mark.parametrize("command", CHECKS)

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.faults import tally
-from tests.faults.campaignrun import asked, make_campaign, play
+from tests.faults.campaignrun import asked, table_of
 from tests.faults.cut import Going, Struck, copy_of
-from tests.faults.test_coordinator import table_of
-from tests.faults.test_faults import ITEMS, Place, make_new, place_of
+from tests.faults.test_faults import (
+    ITEMS,
+    Place,
+    at_every,
+    make_new,
+    place_of,
+    place_of_coordinator,
+)
 
 LEASE = ("--lease", "300ms")
 OTHERS = ("gather", "add", "seal", "retry", "init", "drain")
@@ -45,8 +50,9 @@ def woken(one: Going) -> Struck:
     return one.end()
 
 
-def check_work(home: Path, every: int) -> None:
-    place = Place(home, make_new, "work", "run", *LEASE)
+@at_every(8)
+def test_i5_a_worker_that_is_frozen_changes_no_table(fast_dir: Path, every: int) -> None:
+    place = Place(fast_dir, make_new, "work", "run", *LEASE)
     for frozen, where in freeze(place, every):
         other = place.call("work", "run", *LEASE, root=place.run)
         assert (other.code, other.err) == (0, ""), f"{where}: {other}"
@@ -62,10 +68,12 @@ def check_work(home: Path, every: int) -> None:
         assert (counts.done, counts.duplicates <= ITEMS) == (ITEMS, True), where
 
 
-def check_late_line(home: Path, every: int) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_i5_results_of_a_worker_that_was_frozen_anywhere_may_come_late(fast_dir: Path) -> None:
     """Nothing is published before it wakes: its results come late, of a lower generation."""
-    place = Place(home, make_new, "work", "run", *LEASE)
-    for frozen, where in freeze(place, every, "work, not gathered"):
+    place = Place(fast_dir, make_new, "work", "run", *LEASE)
+    for frozen, where in freeze(place, 1, "work, not gathered"):
         assert place.call("work", "run", *LEASE, root=place.run).code == 0, where
 
         late = woken(frozen)
@@ -77,10 +85,14 @@ def check_late_line(home: Path, every: int) -> None:
         assert Run.open(place.run).results() == rows, where
 
 
-def check_command(command: str, home: Path, every: int) -> None:
+@at_every(5)
+@pytest.mark.parametrize("command", OTHERS)
+def test_i5_a_command_that_is_frozen_and_called_again_is_done_once(
+    fast_dir: Path, command: str, every: int
+) -> None:
     """Two people call the same command, and one is stopped in the middle."""
-    place = place_of(command, home)
-    for frozen, where in freeze(place, every):
+    place = place_of(command, fast_dir)
+    for frozen, where in freeze(place, 13 if command == "init" and every > 1 else every):
         other = place.call(*place.words, root=place.run)
         late = woken(frozen)
 
@@ -102,9 +114,12 @@ def check_command(command: str, home: Path, every: int) -> None:
             assert len(list(run.paths.stage("items").items.iterdir())) == 1 + (command == "add")
 
 
-def check_coordinator(home: Path, every: int, rivals: int) -> None:
-    begin = partial(play, root=home / "run")
-    place = Place(home, make_campaign, "campaign", "coordinate", "run", begin=begin)
+@at_every(37, limit_s=1800)
+@pytest.mark.parametrize("rivals", [pytest.param(1, marks=pytest.mark.soak), 2])
+def test_i5_of_three_coordinators_with_one_frozen_each_ask_is_made_once(
+    fast_dir: Path, rivals: int, every: int
+) -> None:
+    place = place_of_coordinator(fast_dir)
     assert place.without_a_cut().code == 0
     sequence, rows = asked(place.run), table_of(place.run)
     name = f"coordinator beside {rivals}"
@@ -132,48 +147,3 @@ def check_ends(ended: list[Struck], where: str) -> None:
         wanted = "" if one.code == 0 else "error: another coordinator is running"
         assert one.err.startswith(wanted), f"{where}: {one}"
         assert "Traceback" not in one.err, f"{where}: {one}"
-
-
-def test_i5_a_worker_that_is_frozen_changes_no_table(fast_dir: Path) -> None:
-    check_work(fast_dir, 8)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_i5_a_worker_that_is_frozen_anywhere_changes_no_table(fast_dir: Path) -> None:
-    check_work(fast_dir, 1)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_i5_results_of_a_worker_that_was_frozen_anywhere_may_come_late(fast_dir: Path) -> None:
-    check_late_line(fast_dir, 1)
-
-
-@pytest.mark.parametrize("command", OTHERS)
-def test_i5_a_command_that_is_frozen_and_called_again_is_done_once(
-    fast_dir: Path, command: str
-) -> None:
-    check_command(command, fast_dir, 13 if command == "init" else 5)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("command", OTHERS)
-def test_i5_a_command_that_is_frozen_anywhere_and_called_again_is_done_once(
-    fast_dir: Path, command: str
-) -> None:
-    check_command(command, fast_dir, 1)
-
-
-def test_i5_of_three_coordinators_with_one_frozen_each_ask_is_made_once(fast_dir: Path) -> None:
-    check_coordinator(fast_dir, 37, 2)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("rivals", [1, 2])
-def test_i5_of_some_coordinators_with_one_frozen_anywhere_each_ask_is_made_once(
-    fast_dir: Path, rivals: int
-) -> None:
-    check_coordinator(fast_dir, 1, rivals)

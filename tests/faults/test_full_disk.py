@@ -15,7 +15,7 @@ from hpc_toolkit.rundir.layout import WorkloadSpec
 from tests.faults import tally
 from tests.faults.cut import Commands, Struck, copy_of
 from tests.faults.smalldisk import fill, on_disk
-from tests.faults.test_faults import check_parts, done_lines
+from tests.faults.test_faults import at_every, check_parts, done_lines
 from tests.toyrun import ToyRun
 
 ITEMS = 12
@@ -74,24 +74,15 @@ def check_rows(run: Path, kept: dict[int, dict[str, Any]], room: object) -> None
         assert (rows[item]["worker"], rows[item]["value"]) == (line["worker"], line["value"]), room
 
 
-def check_disk(home: Path, function: str, pages: range, inodes: range) -> None:
-    make_long(home / "template", function)
-    disk = home / "disk"
-    disk.mkdir()
-    rooms = [{"pages": n} for n in pages] + [{"inodes": n} for n in inodes]
-    on_disk(disk, SIZES, partial(check_full, disk, home / "template", rooms))
-    tally.count("a full disk", changes=0, cuts=2 * len(rooms))
-
-
+@at_every(38)
 @pytest.mark.parametrize("function", ["long", "held"])
-def test_a_disk_that_gets_space_again_has_the_whole_run(fast_dir: Path, function: str) -> None:
-    check_disk(fast_dir, function, range(7, 8), range(9, 10))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("function", ["long", "held"])
-def test_a_disk_that_is_full_anywhere_and_gets_space_again_has_the_whole_run(
-    fast_dir: Path, function: str
+def test_a_disk_that_gets_space_again_has_the_whole_run(
+    fast_dir: Path, function: str, every: int
 ) -> None:
-    check_disk(fast_dir, function, range(36), range(24))
+    make_long(fast_dir / "template", function)
+    disk = fast_dir / "disk"
+    disk.mkdir()
+    rooms = [{"pages": n} for n in range(36)] + [{"inodes": n} for n in range(24)]
+    some = rooms[7::every] if every > 1 else rooms
+    on_disk(disk, SIZES, partial(check_full, disk, fast_dir / "template", some))
+    tally.count("a full disk", changes=0, cuts=2 * len(some))

@@ -16,6 +16,7 @@ from tests.faults import tally
 from tests.faults.cut import Commands, Cut, Going
 from tests.faults.flaky import Flaky
 from tests.faults.smalldisk import fill, on_disk
+from tests.faults.test_damage import soaking
 from tests.integration.realrun import wait_until
 from tests.toyrun import ToyRun
 
@@ -84,7 +85,11 @@ def place(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(fast_dir, monkeypatch, 500)
 
 
-def check_rate(place: Place, rate: float, seed: int) -> None:
+@pytest.mark.parametrize("seed", [1, *(soaking(seed) for seed in range(2, 10))])
+@pytest.mark.parametrize("rate", [0.01, 0.03])
+def test_a_worker_whose_filesystem_fails_now_and_then_loads_its_model_once(
+    place: Place, rate: float, seed: int
+) -> None:
     place.make()
 
     ended = place.start(Flaky(place.run, rate, seed)).end()
@@ -94,23 +99,6 @@ def check_rate(place: Place, rate: float, seed: int) -> None:
     assert names > 1, "no error was met"
     place.check(loads=1)
     tally.count(f"work, {rate:.0%} of all calls fail", changes=0, cuts=names - 1)
-
-
-@pytest.mark.parametrize("rate", [0.01, 0.03])
-def test_a_worker_whose_filesystem_fails_now_and_then_loads_its_model_once(
-    place: Place, rate: float
-) -> None:
-    check_rate(place, rate, 1)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(2, 10))
-@pytest.mark.parametrize("rate", [0.01, 0.03])
-def test_a_worker_whose_filesystem_fails_often_loads_its_model_once(
-    place: Place, rate: float, seed: int
-) -> None:
-    check_rate(place, rate, seed)
 
 
 def broken(place: Place, *words: str, names: tuple[str, ...] = WRITES) -> Going:

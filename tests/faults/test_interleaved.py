@@ -15,9 +15,8 @@ import pytest
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.engines.localcampaign import make_campaign_run
 from tests.faults import tally
-from tests.faults.campaignrun import CAMPAIGN, asked, play
+from tests.faults.campaignrun import CAMPAIGN, asked, play, table_of
 from tests.faults.cut import ENTRIES, Commands, Going, copy_of
-from tests.faults.test_coordinator import table_of
 
 BEFORE_ASKS = 3
 """Entries of the stage before: its items, its seal and its table."""
@@ -82,10 +81,23 @@ def begin(call: Commands, run: Path, entries: int) -> None:
     one.kill()
 
 
-def check_orders(
-    home: Path, coordinators: int, kills: int, orders: Orders, *, begun: int = 0
+SOAK = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize(
+    ("coordinators", "kills", "orders", "begun"),
+    [
+        (3, 1, Chance(3), 0),
+        pytest.param(2, 0, Chance(200), 0, marks=SOAK),
+        *(pytest.param(2, kills, Orders(), BEFORE_ASKS, marks=SOAK) for kills in (0, 1)),
+        *(pytest.param(3, kills, Chance(100), 0, marks=SOAK) for kills in (1, 2)),
+    ],
+)
+def test_r14_in_any_order_of_entries_each_ask_is_made_once(
+    fast_dir: Path, coordinators: int, kills: int, orders: Orders, begun: int
 ) -> None:
-    """Whatever the order, and whoever is killed on the way: each ask is made once."""
+    """Whoever is killed on the way; from the first ask on, every order is tried."""
+    home = fast_dir
     make_campaign_run(home / "template", parse_campaign(SMALL, "toy.toml"), ())
     call = Commands(home, partial(play, root=home / "run"))
     copy_of(home / "template", home / "run")
@@ -147,29 +159,3 @@ def test_orders_are_all_there_once() -> None:
         found.append((first, orders.choose(3 if first else 1)))
 
     assert found == [(0, 0), (1, 0), (1, 1), (1, 2)]
-
-
-def test_r14_in_some_orders_of_entries_each_ask_is_made_once(fast_dir: Path) -> None:
-    check_orders(fast_dir, 3, 1, Chance(3))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_r14_in_many_orders_of_entries_of_two_each_ask_is_made_once(fast_dir: Path) -> None:
-    check_orders(fast_dir, 2, 0, Chance(200))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [0, 1])
-def test_r14_in_every_order_of_asks_of_two_each_is_made_once(fast_dir: Path, kills: int) -> None:
-    check_orders(fast_dir, 2, kills, Orders(), begun=BEFORE_ASKS)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [1, 2])
-def test_r14_in_many_orders_of_entries_of_three_each_ask_is_made_once(
-    fast_dir: Path, kills: int
-) -> None:
-    check_orders(fast_dir, 3, kills, Chance(100))

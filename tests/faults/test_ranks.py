@@ -12,12 +12,18 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import WorkloadSpec
 from hpc_toolkit.worker import attempts, executor, forkserver, pool, starting
 from tests.faults import loud
 from tests.faults.cut import WAYS, Cut, Struck
-from tests.faults.test_faults import EVERY, ITEMS, Place, check_parts, make_new
-from tests.toyrun import ToyRun
+from tests.faults.test_faults import (
+    EVERY,
+    ITEMS,
+    Place,
+    at_every,
+    check_parts,
+    make_holding,
+    make_new,
+)
 
 LEASE = ("--lease", "300ms")
 POOL_WAYS = tuple(way for way in WAYS if "power" not in way)
@@ -67,10 +73,6 @@ def begin_fork_server(cut: Cut) -> None:
     setattr(starting, "packages_of", lambda _: ["json.tool"])  # noqa: B010
 
 
-def make_loud(root: Path) -> None:
-    ToyRun(root, ITEMS, unit=2, workload=WorkloadSpec(function="tests.faults.loud:hold"))
-
-
 def check_rows(root: Path, where: str) -> list[dict[str, Any]]:
     rows = Run.open(root).results()
     assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), where
@@ -83,15 +85,12 @@ def place_of_pool(home: Path) -> Place:
 
 
 def place_of_executor(home: Path) -> Place:
-    return Place(home, make_loud, "work", "run", *LEASE, begin=begin_executor)
+    return Place(home, make_holding, "work", "run", *LEASE, begin=begin_executor)
 
 
-def place_of_fork_server(home: Path) -> Place:
-    return Place(home, make_loud, "work", "run", *LEASE, begin=begin_fork_server)
-
-
-def check_pool(home: Path, every: int) -> None:
-    place = place_of_pool(home)
+@at_every(2 * EVERY + 1)
+def test_a_pool_whose_worker_is_cut_ends_whole(fast_dir: Path, every: int) -> None:
+    place = place_of_pool(fast_dir)
     for struck, way, where in place.points(every, ways=POOL_WAYS, name="work --workers 2"):
         assert "Traceback" not in struck.err, where
         if "kill" in way:
@@ -108,10 +107,6 @@ def check_error(struck: Struck, where: str) -> None:
     assert struck.code == 0 or ("error: " in struck.err and "hint: " in struck.err), where
 
 
-def check_executor(home: Path, every: int) -> None:
-    check_deaths(place_of_executor(home), "an executor", every)
-
-
 def check_deaths(place: Place, name: str, every: int = 1) -> None:
     for struck, _, where in place.points(every, ways=DEATHS, name=name):
         assert (struck.code, struck.err) == (0, ""), where
@@ -123,28 +118,14 @@ def check_deaths(place: Place, name: str, every: int = 1) -> None:
         assert said.code == 0, f"{where}\nthen: {said}"
 
 
-def test_a_pool_whose_worker_is_cut_ends_whole(fast_dir: Path) -> None:
-    check_pool(fast_dir, 2 * EVERY + 1)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_a_pool_whose_worker_is_cut_anywhere_ends_whole(fast_dir: Path) -> None:
-    check_pool(fast_dir, 1)
-
-
-def test_an_executor_that_dies_costs_no_result_and_no_attempt(fast_dir: Path) -> None:
-    check_executor(fast_dir, 7)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_an_executor_that_dies_anywhere_costs_no_result_and_no_attempt(fast_dir: Path) -> None:
-    check_executor(fast_dir, 1)
+@at_every(7)
+def test_an_executor_that_dies_costs_no_result_and_no_attempt(fast_dir: Path, every: int) -> None:
+    check_deaths(place_of_executor(fast_dir), "an executor", every)
 
 
 def test_a_fork_server_that_dies_anywhere_costs_no_result_and_no_attempt(fast_dir: Path) -> None:
-    check_deaths(place_of_fork_server(fast_dir), "a fork server")
+    place = Place(fast_dir, make_holding, "work", "run", *LEASE, begin=begin_fork_server)
+    check_deaths(place, "a fork server")
 
 
 @pytest.mark.parametrize("place_of", [place_of_pool, place_of_executor])

@@ -17,7 +17,7 @@ from hpc_toolkit.slurm.clusters.keys import KEYS, PARTITION_KEYS
 from tests import site
 from tests.documents import REPOSITORY, public_names
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak]  # test_docs_words.py follows links
+pytestmark = [pytest.mark.slow, pytest.mark.soak]  # unit/test_docs.py follows links
 
 
 class Page(HTMLParser):

@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.model.search import ViolationError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator, Mapping
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One changed line of one function."""
+    """One changed line of one function, and how the search finds it."""
 
     what: str
     """What somebody might have written."""
+    says: str
+    """Pattern of the violation."""
+    world: Any
+    """A small one in which it shows."""
     owner: Any
     """The class or module that has the function."""
     old: str
@@ -29,9 +35,20 @@ class Mistake:
     new: str
 
 
-def slow(name: str, late: bool, *values: Any) -> Any:
-    """A case of a test: its values, or its name; if it is late, only for 'make soak'."""
-    return pytest.param(*(values or (name,)), id=name, marks=[pytest.mark.soak] * late)
+def _cases(cases: Mapping[str, Any], late: Container[str]) -> list[Any]:
+    """Cases of a test by their names; the late ones only for 'make soak'."""
+    marks = [pytest.mark.soak, pytest.mark.timeout(1200)]
+    return [pytest.param(one, id=name, marks=marks * (name in late)) for name, one in cases.items()]
+
+
+def worlds(cases: Mapping[str, Any], late: Container[str]) -> pytest.MarkDecorator:
+    """A test of each ``world``."""
+    return pytest.mark.parametrize("world", _cases(cases, late))
+
+
+def mistakes(cases: list[Mistake], late: Container[str] = ()) -> pytest.MarkDecorator:
+    """A test of each ``mistake``."""
+    return pytest.mark.parametrize("mistake", _cases({one.what: one for one in cases}, late))
 
 
 def _functions(owner: Any) -> Iterator[tuple[str, Any, FunctionType]]:
@@ -45,7 +62,7 @@ def _functions(owner: Any) -> Iterator[tuple[str, Any, FunctionType]]:
 
 @contextmanager
 def made(mistake: Mistake) -> Iterator[None]:
-    """Have the function with its mistake."""
+    """Have the function with its mistake, which a search in the block finds."""
     sources = [
         (name, found, function, textwrap.dedent(inspect.getsource(function)))
         for name, found, function in _functions(mistake.owner)
@@ -62,4 +79,5 @@ def made(mistake: Mistake) -> Iterator[None]:
         changed = staticmethod(changed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mistake.owner, name, changed)
-        yield
+        with pytest.raises(ViolationError, match=mistake.says):
+            yield

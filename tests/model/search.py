@@ -31,6 +31,15 @@ class Found:
     """Leaves in which every item is finished and the stage is sealed."""
     seconds: float
 
+    def check(self, least: int) -> None:
+        """Print what it saw, which cannot be next to nothing."""
+        print(
+            f"{self.states} states, {self.steps} steps, {self.leaves} ends, "
+            f"{self.complete} of them complete, {self.seconds:.1f} s"
+        )
+        assert self.complete > 0
+        assert self.states > least
+
 
 class ViolationError(AssertionError):
     """An invariant does not hold; says after which steps."""

@@ -7,8 +7,6 @@ makes none.
 
 from __future__ import annotations
 
-import pytest
-
 from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.decisions import Decisions
 from hpc_toolkit.campaign.search import CampaignSearch
@@ -17,8 +15,8 @@ from hpc_toolkit.rundir import files
 from tests.model.coordinating import coordinators_at_hand
 from tests.model.coordinators import Checks, Coordinators, World
 from tests.model.memorydisk import memory_instead_of_files
-from tests.model.mutation import Mistake, made, slow
-from tests.model.search import Found, ViolationError, explore
+from tests.model.mutation import Mistake, made, mistakes, worlds
+from tests.model.search import Found, explore
 
 SMALL = {
     "two coordinators": World(),
@@ -74,26 +72,9 @@ def visit(world: World, *, limit: int = 10_000_000) -> Found:
         return explore(model, Checks(model), limit=limit)
 
 
-def check(world: World, name: str) -> int:
-    found = visit(world)
-    print(
-        f"{name}: {found.states} states, {found.steps} steps, {found.leaves} ends, "
-        f"{found.complete} of them complete, {found.seconds:.1f} s"
-    )
-    assert found.complete > 0
-    return found.states
-
-
-@pytest.mark.parametrize("name", [slow(name, name in LONG) for name in SMALL])
-def test_r14_in_every_state_of_a_small_campaign_each_ask_is_made_once(name: str) -> None:
-    assert check(SMALL[name], name) > 20
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", LARGE)
-def test_r14_in_every_state_of_a_larger_campaign_each_ask_is_made_once(name: str) -> None:
-    assert check(LARGE[name], name) > 3_000
+@worlds(SMALL | LARGE, {*LONG, *LARGE})
+def test_r14_in_every_state_of_a_campaign_each_ask_is_made_once(world: World) -> None:
+    visit(world).check(3_000 if world in LARGE.values() else 20)
 
 
 TWO = SMALL["two coordinators"]
@@ -109,143 +90,118 @@ FROM_RESULTS = """self._follower.look(self._stage, [])
             ]
             self._search.tell([observe(tell.arm, rows)] if rows else [tell])"""
 MISTAKES = [
-    (
+    Mistake(
+        "who loses the race asks again",
         "asked twice|is called another|rival's ask",
         TWO,
-        Mistake(
-            "who loses the race asks again",
-            Coordinator,
-            "            break\n        self._refuse_rival()",
-            "            break",
-        ),
+        Coordinator,
+        "            break\n        self._refuse_rival()",
+        "            break",
     ),
-    (
+    Mistake(
+        "an ask that was read while waiting is no rival's",
         "rival's ask",
         TWO,
-        Mistake(
-            "an ask that was read while waiting is no rival's",
-            Coordinator,
-            "> self._search.decisions.entries:",
-            "> self._stage.log.length:",
-        ),
+        Coordinator,
+        "> self._search.decisions.entries:",
+        "> self._stage.log.length:",
     ),
-    (
+    Mistake(
+        "a table without its journals is a result",
         "neither scores",
         TWO,
-        Mistake(
-            "a table without its journals is a result",
-            Coordinator,
-            "    self._refuse_rival()\n    if self._stage.log.sealed:\n        return None\n",
-            "",
-        ),
+        Coordinator,
+        "    self._refuse_rival()\n    if self._stage.log.sealed:\n        return None\n",
+        "",
     ),
-    (
+    Mistake(
+        "results of a search that another has ended are looked for",
         "neither scores",
         TWO,
-        Mistake(
-            "results of a search that another has ended are looked for",
-            Coordinator,
-            "if self._stage.log.sealed:\n        return None",
-            "if False:\n        return None",
-        ),
+        Coordinator,
+        "if self._stage.log.sealed:\n        return None",
+        "if False:\n        return None",
     ),
-    (
+    Mistake(
+        "a round begins when the last one's oldest arm is told",
         "comes before the end of a round",
         SMALL["rounds of two"],
-        Mistake(
-            "a round begins when the last one's oldest arm is told",
-            CampaignSearch,
-            "if self._together:\n        return waiting",
-            "if self._together:\n        return waiting[:1]",
-        ),
+        CampaignSearch,
+        "if self._together:\n        return waiting",
+        "if self._together:\n        return waiting[:1]",
     ),
-    (
+    Mistake(
+        "a tell is taken twice",
         "is told where",
         World(coordinators=1, budget=3),
-        Mistake(
-            "a tell is taken twice",
-            Decisions,
-            "return self.asked[len(self.told) :]",
-            "return self.asked[max(0, len(self.told) - 1) :]",
-        ),
+        Decisions,
+        "return self.asked[len(self.told) :]",
+        "return self.asked[max(0, len(self.told) - 1) :]",
     ),
-    (
+    Mistake(
+        "an ask is decided before its tells are taken in",
         "its tells say",
         AGAIN,
-        Mistake(
-            "an ask is decided before its tells are taken in",
-            CampaignSearch,
-            "self.tell(found)\n        waiting = self.decisions.waiting",
-            "early = self._pulls(bandit.ask_within(self._policy, 1, self.decisions.waiting))\n"
-            "        self.tell(found)\n"
-            "        waiting = self.decisions.waiting\n"
-            "        if early:\n"
-            "            return early",
-        ),
+        CampaignSearch,
+        "self.tell(found)\n        waiting = self.decisions.waiting",
+        "early = self._pulls(bandit.ask_within(self._policy, 1, self.decisions.waiting))\n"
+        "        self.tell(found)\n"
+        "        waiting = self.decisions.waiting\n"
+        "        if early:\n"
+        "            return early",
     ),
-    (
+    Mistake(
+        "tells are not written",
         "too many asks",
         World(coordinators=1),
-        Mistake(
-            "tells are not written", Coordinator, "tells=tuple(self._search.fresh),", "tells=(),"
-        ),
+        Coordinator,
+        "tells=tuple(self._search.fresh),",
+        "tells=(),",
     ),
-    (
+    Mistake(
+        "a restart takes the results and not what was told",
         "its tells say|met a rival's ask",
         AGAIN,
-        Mistake(
-            "a restart takes the results and not what was told",
-            Coordinator,
-            "self._search.tell(decision.tells)",
-            FROM_RESULTS,
-        ),
+        Coordinator,
+        "self._search.tell(decision.tells)",
+        FROM_RESULTS,
     ),
-    (
+    Mistake(
+        "an arm is told once one of its items is back",
         "told before all|neither scores",
         World(coordinators=1, tasks=2),
-        Mistake(
-            "an arm is told once one of its items is back",
-            Coordinator,
-            "stage.state.open.isdisjoint(units)",
-            "not stage.state.open.issuperset(units)",
-        ),
+        Coordinator,
+        "stage.state.open.isdisjoint(units)",
+        "not stage.state.open.issuperset(units)",
     ),
-    (
+    Mistake(
+        "whoever is back first is told",
         "is told where|is called another",
         World(coordinators=1, pending=2, budget=3),
-        Mistake(
-            "whoever is back first is told",
-            CampaignSearch,
-            "return waiting[:1] if len(waiting) >= self._search.most_pending else []",
-            "return waiting[-1:] if len(waiting) >= self._search.most_pending else []",
-        ),
+        CampaignSearch,
+        "return waiting[:1] if len(waiting) >= self._search.most_pending else []",
+        "return waiting[-1:] if len(waiting) >= self._search.most_pending else []",
     ),
-    (
+    Mistake(
+        "who is told that a name exists did not create it",
         "met no rival",
         SMALL["a reply to an ask is lost"],
-        Mistake(
-            "who is told that a name exists did not create it",
-            files,
-            "with contextlib.suppress(FileNotFoundError):\n                return read_name(path)",
-            'return ""',
-        ),
+        files,
+        "with contextlib.suppress(FileNotFoundError):\n                return read_name(path)",
+        'return ""',
     ),
-    (
+    Mistake(
+        "a name that exists is ours",
         "rival's ask|asked twice|goes on from",
         TWO,
-        Mistake(
-            "a name that exists is ours",
-            files,
-            "with contextlib.suppress(FileNotFoundError):\n                return read_name(path)",
-            "return target",
-        ),
+        files,
+        "with contextlib.suppress(FileNotFoundError):\n                return read_name(path)",
+        "return target",
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("says", "world", "mistake"), [slow(one[2].what, one[2].what in LONG, *one) for one in MISTAKES]
-)
-def test_the_search_finds_a_mistake(says: str, world: World, mistake: Mistake) -> None:
-    with made(mistake), pytest.raises(ViolationError, match=says):
-        visit(world, limit=50_000)
+@mistakes(MISTAKES, LONG)
+def test_the_search_finds_a_mistake(mistake: Mistake) -> None:
+    with made(mistake):
+        visit(mistake.world, limit=50_000)

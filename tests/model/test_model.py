@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from hpc_toolkit.queue import state
 from hpc_toolkit.queue.assignment import Picker
 from hpc_toolkit.queue.claims import Claims
@@ -21,8 +19,8 @@ from hpc_toolkit.queue.view import StageView
 from hpc_toolkit.results import gather
 from hpc_toolkit.rundir import files
 from hpc_toolkit.worker import requests
-from tests.model.mutation import Mistake, made, slow
-from tests.model.search import ViolationError, search
+from tests.model.mutation import Mistake, made, mistakes, worlds
+from tests.model.search import search
 from tests.model.values import Config
 
 JOURNALS = frozenset({"journals"})
@@ -154,26 +152,9 @@ LARGE = {
 }
 
 
-def visit(config: Config, name: str) -> int:
-    found = search(config)
-    print(
-        f"{name}: {found.states} states, {found.steps} steps, {found.leaves} ends, "
-        f"{found.complete} of them complete, {found.seconds:.1f} s"
-    )
-    assert found.leaves > 0
-    assert found.complete > 0
-    return found.states
-
-
-@pytest.mark.parametrize("name", [slow(name, name in LONG) for name in SMALL])
-def test_every_state_of_a_small_world_keeps_the_invariants(name: str) -> None:
-    assert visit(SMALL[name], name) > 20
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", LARGE)
-def test_every_state_of_a_larger_world_keeps_the_invariants(name: str) -> None:
-    assert visit(LARGE[name], name) > 5_000
+@worlds(SMALL | LARGE, {*LONG, *LARGE})
+def test_every_state_of_a_world_keeps_the_invariants(world: Config) -> None:
+    search(world).check(5_000 if world in LARGE.values() else 20)
 
 
 RETRIED = Config(
@@ -184,253 +165,202 @@ RETRIED = Config(
     stale=NOTHING,
 )
 MISTAKES = [
-    (
+    Mistake(
+        "only the newest generation's results count",
         "I2: the winner",
         RETRIED,
-        Mistake(
-            "only the newest generation's results count",
-            StageState,
-            "history.done = ref if history.done is None else min(history.done, ref)",
-            "history.done = ref if ref.generation >= max(state.released, default=0) else None",
-        ),
+        StageState,
+        "history.done = ref if history.done is None else min(history.done, ref)",
+        "history.done = ref if ref.generation >= max(state.released, default=0) else None",
     ),
-    (
+    Mistake(
+        "the highest generation wins",
         "I2: the winner",
         SMALL["one that lives is held for dead"],
-        Mistake(
-            "the highest generation wins",
-            StageState,
-            "min(history.done, ref)",
-            "max(history.done, ref)",
-        ),
+        StageState,
+        "min(history.done, ref)",
+        "max(history.done, ref)",
     ),
-    (
+    Mistake(
+        "a table after a retry changes rows that stood",
         "I2: the winner",
         replace(RETRIED, units=(2,)),
-        Mistake(
-            "a table after a retry changes rows that stood",
-            gather,
-            "return kept.has(entry, position) and not (lifted",
-            "return False and not (lifted",
-        ),
+        gather,
+        "return kept.has(entry, position) and not (lifted",
+        "return False and not (lifted",
     ),
-    (
+    Mistake(
+        "a late line changes a published row",
         "R8: ",
         RETRIED,
-        Mistake(
-            "a late line changes a published row",
-            StageState,
-            "if failed is not None and not self._retried(entry, item):",
-            "if False:",
-        ),
+        StageState,
+        "if failed is not None and not self._retried(entry, item):",
+        "if False:",
     ),
-    (
+    Mistake(
+        "the unit of a dead owner is never free",
         "I3: a new worker does not complete",
         SMALL["a worker is killed"],
-        Mistake(
-            "the unit of a dead owner is never free",
-            Picker,
-            "if verdict is not None and verdict.alive:",
-            "if verdict is not None and not verdict.finished:",
-        ),
+        Picker,
+        "if verdict is not None and verdict.alive:",
+        "if verdict is not None and not verdict.finished:",
     ),
-    (
+    Mistake(
+        "a worker waits for itself",
         "I3: w0 waits for ever",
         SMALL["a reply is lost"],
-        Mistake(
-            "a worker waits for itself",
-            Picker,
-            "return Assignment(stage, unit, generation)",
-            "return None",
-        ),
+        Picker,
+        "return Assignment(stage, unit, generation)",
+        "return None",
     ),
-    (
+    Mistake(
+        "attempts are generations",
         "R8: ",
         Config(kinds=FAILING, evils={"error": 1, "crash": 1}, people=()),
-        Mistake(
-            "attempts are generations",
-            History,
-            "sum(generation > floor for generation in self.failures)",
-            "max((*self.failures, floor)) - floor",
-        ),
+        History,
+        "sum(generation > floor for generation in self.failures)",
+        "max((*self.failures, floor)) - floor",
     ),
-    (
+    Mistake(
+        "the owner's clock is compared with mine",
         "I[34]: ",
         SMALL["a worker is killed"],
-        Mistake(
-            "the owner's clock is compared with mine",
-            Liveness,
-            "return now - seen.since < self._lease_of(presence)",
-            "return now - (presence.at if presence else seen.since) < self._lease_of(presence)",
-        ),
+        Liveness,
+        "return now - seen.since < self._lease_of(presence)",
+        "return now - (presence.at if presence else seen.since) < self._lease_of(presence)",
     ),
-    (
+    Mistake(
+        "a lock of another host proves a death",
         "I4: ",
         SMALL["a worker is killed"],
-        Mistake(
-            "a lock of another host proves a death",
-            Liveness,
-            "near = self._is_near(presence)",
-            "near = True",
-        ),
+        Liveness,
+        "near = self._is_near(presence)",
+        "near = True",
     ),
-    (
+    Mistake(
+        "nobody asks for locks",
         "I3: w1 waits",
         SMALL["locks show deaths"],
-        Mistake(
-            "nobody asks for locks",
-            Liveness,
-            "if near and self._lock_is_free(worker):",
-            "if near and False:",
-        ),
+        Liveness,
+        "if near and self._lock_is_free(worker):",
+        "if near and False:",
     ),
-    (
+    Mistake(
+        "Slurm's word is believed of who beats on",
         "I4: ",
         SMALL["Slurm tells of deaths"],
-        Mistake(
-            "Slurm's word is believed of who beats on",
-            Liveness,
-            "return None if beats_on else notice",
-            "return notice",
-        ),
+        Liveness,
+        "return None if beats_on else notice",
+        "return notice",
     ),
-    (
+    Mistake(
+        "Slurm's word explains nothing",
         "R15: what Slurm",
         SMALL["Slurm tells of deaths"],
-        Mistake(
-            "Slurm's word explains nothing",
-            Liveness,
-            "return told",
-            'return ""',
-        ),
+        Liveness,
+        "return told",
+        'return ""',
     ),
-    (
+    Mistake(
+        "a takeover leaves a generation out",
         "R3: a gap",
         SMALL["a worker is killed"],
-        Mistake(
-            "a takeover leaves a generation out",
-            Picker,
-            "if not stage.claims.create(name, generation + 1, self.worker):",
-            "if not stage.claims.create(name, generation + 2, self.worker):",
-        ),
+        Picker,
+        "if not stage.claims.create(name, generation + 1, self.worker):",
+        "if not stage.claims.create(name, generation + 2, self.worker):",
     ),
-    (
+    Mistake(
+        "a claim is won by looking",
         "I6: two workers",
         SMALL["a worker is killed"],
-        Mistake(
-            "a claim is won by looking",
-            Claims,
-            "return owner == worker",
-            "return True",
-        ),
+        Claims,
+        "return owner == worker",
+        "return True",
     ),
-    (
+    Mistake(
+        "a further name of a claim is taken for made where it exists",
         "I6: two workers",
         SMALL["two units"],
-        Mistake(
-            "a further name of a claim is taken for made where it exists",
-            files,
-            "except FileExistsError:\n        raise",
-            "except FileExistsError:\n        pass",
-        ),
+        files,
+        "except FileExistsError:\n        raise",
+        "except FileExistsError:\n        pass",
     ),
-    (
+    Mistake(
+        "a further name of a claim that was refused is taken for made",
         "I6: two workers",
         SMALL["a reply to a further claim is lost"],
-        Mistake(
-            "a further name of a claim that was refused is taken for made",
-            files,
-            "        return False\n    return True",
-            "        return True\n    return True",
-        ),
+        files,
+        "        return False\n    return True",
+        "        return True\n    return True",
     ),
-    (
+    Mistake(
+        "a permanent failure is one attempt of many",
         "R8: ",
         SMALL["a failure is permanent"],
-        Mistake(
-            "a permanent failure is one attempt of many",
-            History,
-            "any(generation > floor for generation in self.permanent)",
-            "False",
-        ),
+        History,
+        "any(generation > floor for generation in self.permanent)",
+        "False",
     ),
-    (
+    Mistake(
+        "a log entry counts as ours whoever made it",
         "R2: add says",
         SMALL["items are added while others seal"],
-        Mistake(
-            "a log entry counts as ours whoever made it",
-            StageLog,
-            "won = files.create_name(self.paths.entry(number), target) == target",
-            "won = bool(files.create_name(self.paths.entry(number), target))",
-        ),
+        StageLog,
+        "won = files.create_name(self.paths.entry(number), target) == target",
+        "won = bool(files.create_name(self.paths.entry(number), target))",
     ),
-    (
+    Mistake(
+        "what is not sealed may be complete",
         "R9: ",
         Config(workers=2, people=(("add", "seal"),), sealed=False, stale=frozenset({"log"})),
-        Mistake(
-            "what is not sealed may be complete",
-            StageView,
-            "return self.log.sealed and not self.state.open",
-            "return not self.state.open",
-        ),
+        StageView,
+        "return self.log.sealed and not self.state.open",
+        "return not self.state.open",
     ),
-    (
+    Mistake(
+        "what was complete before a retry is so behind it",
         "R9: ",
         replace(SMALL["a failure is permanent"], people=(("retry",),)),
-        Mistake(
-            "what was complete before a retry is so behind it",
-            StageLog,
-            "self._complete_at == self.length != self._old_word",
-            "self._complete_at != self._old_word",
-        ),
+        StageLog,
+        "self._complete_at == self.length != self._old_word",
+        "self._complete_at != self._old_word",
     ),
-    (
+    Mistake(
+        "no item is ever a killer",
         "I3: w0 waits",
         SMALL["an item kills every executor"],
-        Mistake(
-            "no item is ever a killer",
-            requests,
-            "return len(deaths) >= MAX_DEATHS and spread",
-            "return False",
-        ),
+        requests,
+        "return len(deaths) >= MAX_DEATHS and spread",
+        "return False",
     ),
-    (
+    Mistake(
+        "suspects run in their order",
         "R15: a suspect",
         Config(units=(2,), workers=1, evils={"die": 1}, people=()),
-        Mistake(
-            "suspects run in their order",
-            StageState,
-            "sorted(self.pending(unit), key=lambda item: len(suspects.get(item, ())))",
-            "self.pending(unit) if suspects is not None else []",
-        ),
+        StageState,
+        "sorted(self.pending(unit), key=lambda item: len(suspects.get(item, ())))",
+        "self.pending(unit) if suspects is not None else []",
     ),
-    (
+    Mistake(
+        "the silence of its node suspects an item",
         "R15: a suspect",
         SMALL["a node is silent"],
-        Mistake(
-            "the silence of its node suspects an item",
-            state,
-            'if len({*silent}) > 1 or len(silent) >= MAX_DEATHS else ("",)',
-            "",
-        ),
+        state,
+        'if len({*silent}) > 1 or len(silent) >= MAX_DEATHS else ("",)',
+        "",
     ),
-    (
+    Mistake(
+        "everybody follows a drain",
         "R16: ",
         SMALL["a worker is drained"],
-        Mistake(
-            "everybody follows a drain",
-            ControlReader,
-            'frozenset(record["workers"])',
-            'frozenset(["w0", "w1"])',
-        ),
+        ControlReader,
+        'frozenset(record["workers"])',
+        'frozenset(["w0", "w1"])',
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("says", "config", "mistake"),
-    [slow(one[2].what, one[2].what in LONG, *one) for one in MISTAKES],
-)
-def test_the_search_finds_a_mistake(says: str, config: Config, mistake: Mistake) -> None:
-    with made(mistake), pytest.raises(ViolationError, match=says):
-        search(config, limit=50_000)
+@mistakes(MISTAKES, LONG)
+def test_the_search_finds_a_mistake(mistake: Mistake) -> None:
+    with made(mistake):
+        search(mistake.world, limit=50_000)

@@ -23,6 +23,7 @@ from hpc_toolkit.system.quantities import parse_duration, parse_size
 from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
+    from hpc_toolkit.slurm.batch.staging import Staging
     from hpc_toolkit.slurm.batch.step import Batch, Restarts
 
 Script = Annotated[Path, argument("SCRIPT", 'The running script: "$0".')]
@@ -55,12 +56,15 @@ _WORK = (
 _LOOK_S = 300.0
 """Time until a job looks again whether jobs are kept for its run."""
 _STEP = (many("srun", "Pass this to srun", "OPTION"),)
+_STAGING = (
+    flag("stage_env", "Copy this interpreter's environment to each node's disk."),
+    Option("stage_dir", "To this directory; by default the job's own.", "DIR", default=""),
+)
 _TRAINING = (
     flag("alone", "The script is started without a launcher."),
     Option("tasks", "Tasks on each node.", "N", default=1),
     *_STEP,
     many("stage", "Copy this to each node's disk first", "PATH"),
-    Option("stage_dir", "To this directory; by default the job's own.", "DIR", default=""),
 )
 
 
@@ -75,9 +79,9 @@ def register(app: Commands) -> None:
             exec python -m hpc_toolkit batch work "$0" --run runs/eval
         """,
     )
-    batch.add(work, {"Options": (*_WORK, *_JOB, *_RANKS)})
-    batch.add(command, {"Options": (*_STEP, *_JOB, *_RANKS)})
-    batch.add(train, {"Options": (*_TRAINING, *_JOB, *_RANKS)})
+    batch.add(work, {"Options": (*_WORK, *_STAGING, *_JOB, *_RANKS)})
+    batch.add(command, {"Options": (*_STEP, *_STAGING, *_JOB, *_RANKS)})
+    batch.add(train, {"Options": (*_TRAINING, *_STAGING, *_JOB, *_RANKS)})
     app.add_command(batch)
     for one in (preflight, stage):
         app.add(one, panel=SCRIPTS, hidden=True)
@@ -114,6 +118,7 @@ def work(
         options=[f"{name}={value}" for name, value in options.items() if value is not None],
         container=_container(given),
         python=given["container_python"] or sys.executable,
+        staging=_staging(given),
         shrink_every_s=parse_duration(every, where="--shrink-every") if every else None,
         campaign=campaign,
         one_rank=bool(given["one_rank"]),
@@ -142,7 +147,7 @@ def command(*, script: Script, program: Words, **given: Any) -> None:
     Examples:
         hpctk batch command "$0" -- ./simulate --seed 1
     """
-    around = {"container": _container(given), "srun": given["srun"]}
+    around = {"container": _container(given), "staging": _staging(given), "srun": given["srun"]}
     _run_program(script, given, words=tuple(program), **around)
 
 
@@ -168,9 +173,7 @@ def train(
         check_inside=given["container_python"],
         run_dir=run_dir,
         alone=bool(given["alone"]),
-        stage=tuple(given["stage"]),
-        stage_dir=given["stage_dir"],
-        tasks=given["tasks"],
+        staging=_staging(given),
         srun=given["srun"],
     )
 
@@ -197,6 +200,17 @@ def _run(
         teardown=given["teardown"],
     )
     sys.exit(code)
+
+
+def _staging(given: dict[str, Any]) -> Staging:
+    from hpc_toolkit.slurm.batch.staging import Staging
+
+    return Staging(
+        paths=tuple(given.get("stage") or ()),
+        environment=bool(given["stage_env"]),
+        directory=given["stage_dir"],
+        tasks=given.get("tasks", 1),
+    )
 
 
 def _whole_seconds(given: dict[str, Any]) -> int:
@@ -236,8 +250,9 @@ def preflight(
 
 def stage(
     directory: Annotated[str, argument("DIR", "Directory on this node's disk.")],
-    paths: Annotated[list[str], argument("PATH...", "What to copy.")],
+    paths: Annotated[list[str] | None, argument("[PATH...]", "What to copy.")] = None,
     users: Annotated[int, value("N", "Tasks on this node that use the copies.")] = 1,
+    environment: Annotated[str | None, value("FILE", "Extract this archive too.")] = None,
 ) -> None:
     """Copy files to this node's disk, below a directory of its name.
 
@@ -245,6 +260,7 @@ def stage(
         hpctk stage /tmp/data /scratch/me/corpus
     """
     from hpc_toolkit.slurm.batch.node import stage_paths
+    from hpc_toolkit.slurm.batch.staging import stage_environment
     from hpc_toolkit.system.processes import WARNING
 
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
@@ -252,6 +268,7 @@ def stage(
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # The script looks for the copies below Slurm's name of the node, whatever HPCTK_HOST says.
     host = os.environ.get("SLURMD_NODENAME") or host_name()
-    place, sources = Path(directory) / host, [Path(path) for path in paths]
-    said = stage_paths(sources, place, users=users)
+    place, sources = Path(directory) / host, [Path(path) for path in paths or ()]
+    more = partial(stage_environment, Path(environment)) if environment else None
+    said = stage_paths(sources, place, users=users, more=more)
     print(f"{host}: {said}")

@@ -38,6 +38,8 @@ _SHELL_KEYWORDS = frozenset(
 )
 USERS = ".users"
 """Directory beside staged files with one entry per task that still uses them."""
+ENVIRONMENT = ".environment"
+"""The copy of the Python environment beside staged files."""
 
 _BIND = "/[^:,]{0,4000}(:/[^:,]{0,4000}(:r[ow])?)?"
 _PYTHON_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -133,7 +135,7 @@ def check_staged(paths: tuple[str, ...], where: str) -> None:
         check_match(path, _STAGED, "a path; ./-x for one called -x", where)
         check_names(path, where)
         name = path.rstrip("/").rpartition("/")[2]
-        if name in {"", ".", "..", USERS}:
+        if name in {"", ".", "..", USERS, ENVIRONMENT}:
             raise refusal(where, path, "a path that ends in a name")
         if name in names:
             msg = f"{where}: two of them are called {name!r} and would overwrite each other"

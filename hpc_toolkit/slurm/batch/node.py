@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -109,17 +109,23 @@ def _check_run(run: Path, free_bytes: int, problems: list[str], facts: list[str]
 
 
 class StagingError(HpcToolkitError):
-    """A path cannot be copied to this node's disk."""
+    """A path or an environment cannot be copied to this node's disk."""
 
 
-def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
+def stage_paths(
+    paths: Sequence[Path],
+    directory: Path,
+    *,
+    users: int,
+    more: Callable[[Path], str] | None = None,
+) -> str:
     """Create ``directory``, copy each path into it and return a line for the log.
 
     Links are replaced by copies of their targets. ``.users`` gets one entry per task, 0 to
     ``users`` - 1. A task that is done removes its entry; the task that can then remove ``.users``
     also removes the copies. Copies of earlier starts of the job on this node are removed first:
     the names of their parent directories end in a lower number. Nothing is synced, because the
-    copies are temporary.
+    copies are temporary. ``more`` copies something else into it and returns its part of the line.
 
     Raises StagingError: a path is missing, links to itself or is neither a file nor a directory, or
     the disk has too little space.
@@ -129,11 +135,16 @@ def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
     size = sum(source.stat().st_size for source, _ in files if source.is_file())
     _remove_earlier(directory)
     _make(directory)
+    said = []
     try:
-        _check_room(size, directory)
+        check_room(size, directory)
         for source, target in files:
             _copy(source, directory / target)
-        took_s = time.monotonic() - started
+        if paths:
+            took_s = time.monotonic() - started
+            names = ", ".join(path.name for path in paths)
+            said = [f"staged {names}: {format_size(size)} in {took_s:.1f} s"]
+        said += [more(directory)] if more else []
         (directory / USERS).mkdir()
         for user in range(users):
             (directory / USERS / str(user)).mkdir()
@@ -147,11 +158,10 @@ def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
         msg = f"cannot copy to {directory}: {error.strerror or error}: {error.filename}"
         hint = "check that it is readable and the disk is writable"
         raise StagingError(msg, hint=hint) from error
-    names = ", ".join(path.name for path in paths)
-    return f"staged {names}: {format_size(size)} in {took_s:.1f} s"
+    return "; ".join(said)
 
 
-def _check_room(size: int, directory: Path) -> None:
+def check_room(size: int, directory: Path) -> None:
     free = shutil.disk_usage(directory).free
     if size + _SPARE_BYTES > free:
         msg = f"{format_size(size)} do not fit into {format_size(free)} at {directory}"

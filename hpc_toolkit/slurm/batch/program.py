@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import NoReturn
 
 from hpc_toolkit.errors import TRY_AGAIN
-from hpc_toolkit.slurm.allowlist import USERS
+from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAME
@@ -25,13 +24,6 @@ _TASK = """{begin}hpctk_ended=0; trap hpctk_ended=1 TERM; trap {on_warning}
 {end}if [ "$hpctk_code" -eq 143 ]; then sleep 1; fi
 if [ "$hpctk_code$hpctk_ended" = 1431 ]; then hpctk_code=1; echo "cut short (SIGTERM)" >&2; fi
 exit "$hpctk_code"
-"""
-_FIND = """HPCTK_STAGED=$HPCTK_STAGED/$SLURMD_NODENAME
-hpctk_user=$HPCTK_STAGED/{users}/$SLURM_LOCALID
-"""
-_LAST_LEAVES = """if { rmdir "$hpctk_user" && rmdir "${hpctk_user%/*}"; } 2>/dev/null; then
-  rm -rf "$HPCTK_STAGED"; rmdir "${HPCTK_STAGED%/*}" 2>/dev/null
-fi
 """
 
 
@@ -51,12 +43,8 @@ class ProgramJob:
     alone: bool = False
     """Whether the script is started as it is: it finds its directory in HPCTK_RUN_DIR, and keeps
     working when the time limit is near."""
-    stage: tuple[str, ...] = ()
+    staging: Staging = NO_STAGING
     """What is copied to each node's own disk before the ranks start; the last rank removes it."""
-    stage_dir: str = ""
-    """Where to; "" for the job's directory on the node's disk."""
-    tasks: int = 1
-    """Tasks of a node, which all use its copies."""
     within_s: int = 60
     """Seconds that a node has to start its checks."""
 
@@ -74,7 +62,7 @@ class ProgramJob:
         # in a training they would wait for it.
         argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label"]
         argv += [*cpus_per_task(self.batch.job), *self.srun, *self.container.srun_options()]
-        begin, end = self._around()
+        begin, end = self.staging.around()
         on_warning = ('""' if self.alone else ":") + f" {WARNING_NAME}"
         task = _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)
         words = self.container.inside(list(self.words))
@@ -99,32 +87,10 @@ class ProgramJob:
             os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self.run_dir)
 
     def _stage(self) -> None:
-        environ, job = os.environ, self.batch.job
-        environ.pop("HPCTK_STAGED", None)  # of a rank that submitted this job
-        if not self.stage:
-            return
-        disk = self.stage_dir or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # noqa: S108
-        place = f"{disk}/hpctk-{job.id}.{job.restarts}"
-        # Where ranks never start, nobody else removes the copies; ranks that start remove them.
-        remove = self.batch.once_per_node("--quiet", "--time=5")
-        quiet = ["sh", "-c", '"$@" 2>/dev/null || :', "sh"]  # a node may be lost
-        self.batch.cleanup.insert(0, [*quiet, *remove, "rm", "-rf", "--", place])
-        environ["HPCTK_STAGED"] = place
-        for number, path in enumerate(self.stage, 1):
-            environ[f"HPCTK_STAGED_{number}"] = PurePosixPath(path).name
-        words = [sys.executable, "-Pm", "hpc_toolkit", "stage", place, "--users", str(self.tasks)]
-        node = self.batch.once_per_node(within_s=self.within_s)
-        if code := self.batch.call([*node, *words, "--", *self.stage]):
+        staging, beside = self.staging, self.run_dir or "runs/job"
+        code = staging.copy(self.batch, beside, within_s=self.within_s)
+        if code and staging.paths:
             self.restarts.checks_failed(code, "a node could not stage its copies")
-
-    def _around(self) -> tuple[str, str]:
-        """What a task's shell does before and after its program, for the copies."""
-        if not self.stage:
-            return "", ""
-        begin = _FIND.format(users=USERS)
-        for number in range(1, len(self.stage) + 1):
-            begin += f"HPCTK_STAGED_{number}=$HPCTK_STAGED/$HPCTK_STAGED_{number}\n"
-        return begin, _LAST_LEAVES
 
     def _decide(self, code: int) -> NoReturn:
         if self.batch.ended and code == 1:

@@ -72,14 +72,17 @@ class Batch:
         self._leave_at: float | None = None
         self._step: subprocess.Popen[bytes] | None = None
 
-    def once_per_node(self, *options: str, within_s: int = 60) -> list[str]:
-        """The words before those of a command that runs once on each node."""
-        number = len(self.job.nodes)
+    def once_per_node(
+        self, *options: str, within_s: int = 60, nodes: Sequence[str] = ()
+    ) -> list[str]:
+        """The words before those of a command that runs once on each of ``nodes``, or on all."""
+        number = len(nodes or self.job.nodes)
         # Without --immediate srun waits for a node that is down until the job's time is over.
         argv = ["srun", NO_MPI, f"--immediate={within_s}", "--overlap", f"--nodes={number}"]
         argv += [f"--ntasks={number}", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
         # A task alone on its node sees all of the job's GPUs there.
         bound = ["--gpu-bind=none"] if "gpu-bind" in self.job.options else []
+        bound += [f"--nodelist={','.join(nodes)}"] if nodes else []
         return [*argv, *bound, *options]
 
     def start(self, argv: Sequence[str]) -> None:

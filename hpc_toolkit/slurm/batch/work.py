@@ -21,12 +21,13 @@ from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.slurm.batch.job import JobError, show
+from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import NO_MPI, Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.client import SlurmError, SlurmFullError
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.slurm.controller import job_nodes, set_nodes
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.processes import CUT_SHORT, Supervisor, shell_code
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAME, Supervisor, shell_code
 from hpc_toolkit.system.ranks import RankInfo, host_name
 
 _WATCH_S = 60.0
@@ -36,6 +37,10 @@ _HURRY_S = 1.0
 _ASK_AGAIN_S, _FULL_S = 2.0, 10.0
 _LINGER_S = 600.0
 _STARTING_S = 900.0
+_AS_CHILD = f"""trap : TERM {WARNING_NAME}
+"$@"; hpctk_code=$?
+"""
+_CODE = 'exit "$hpctk_code"\n'
 _REFUSALS = 10
 """Consecutive refusals to shrink the job after which :func:`shrink_job` raises."""
 
@@ -52,6 +57,7 @@ class WorkJob:
     python: str = sys.executable
     shrink_every_s: float | None = None
     """How often to look for nodes whose ranks have all left, in seconds; None gives none back."""
+    staging: Staging = NO_STAGING
     campaign: bool = False
     """Whether a coordinator runs beside the ranks."""
     one_rank: bool = False
@@ -81,7 +87,7 @@ class WorkJob:
         step = ["srun", NO_MPI, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label"]
         step += [*cpus_per_task(self._job), *self._placement(fit)]
         step += self.container.srun_options(*self._seen)
-        self.batch.start([*step, *self._hpctk("work", self._run, *self.options)])
+        self.batch.start([*step, *self._rank(fit)])
         if self.campaign:
             words = ("campaign", "coordinate", self._run, "--summary")
             coordinator = [sys.executable, "-Pm", "hpc_toolkit", *words]
@@ -95,6 +101,17 @@ class WorkJob:
     def _hpctk(self, *words: str) -> list[str]:
         argv = [self.python, "-Pm", "hpc_toolkit", *words]
         return self.container.inside(argv, *self._seen)
+
+    def _rank(self, fit: Sequence[str]) -> list[str]:
+        """The command of each rank, with what it needs on its node."""
+        words = self._hpctk("work", self._run, *self.options)
+        staging = self.staging
+        if not staging.environment:
+            return words
+        # A rank that finds no copy uses the environment where it is.
+        staging.copy(self.batch, self._run, within_s=self.within_s, nodes=fit)
+        begin, end = staging.around()
+        return ["sh", "-c", f"{begin}{_AS_CHILD}{end}{_CODE}", "sh", *words]
 
     def _fit_nodes(self) -> list[str]:
         """The nodes that pass the checks. Raises JobEnd or JobError if none does."""

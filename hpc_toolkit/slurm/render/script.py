@@ -230,6 +230,7 @@ def surroundings(
         "batch": (
             *(full.python or "", "-P", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
             *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
+            *(["--stage-env"] if full.stage_env else ()),
             *(["--one-rank"] if full.one_rank else ()),
             *(trained.options if trained else ()),
             *(["--campaign"] if template == "campaign" else ()),

@@ -215,9 +215,12 @@ class ScriptSpec:
         "IMAGE", templates=_ALL))
     bind: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.BINDS, "Bind a directory.",
         "FROM[:TO[:ro]]", needs="container"))
+    stage_env: bool = _field(False, Row(ENVIRONMENT, v.FLAG,
+        "Copy the environment of --python to each node's disk first.", "", excludes=("container",),
+        plain=False))
     stage_dir: str | None = _field(None, Row(ENVIRONMENT,
         path(v.ABSOLUTE, "an absolute path on the nodes' own disks"),
-        "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR", needs="stage",
+        "Directory for copies. [default: $SLURM_TMPDIR or $TMPDIR]", "DIR", needs="stage stage_env",
         plain=False))
     node_setup: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,
         "Run this first, once on each node.", "COMMAND", plain=False))

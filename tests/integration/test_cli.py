@@ -193,28 +193,3 @@ def test_run_directory_of_an_odd_name_works(hpctk: Hpctk, tmp_path: Path, name: 
     assert hpctk("status", env={"HPCTK_RUN": str(path)}).code == 0
     assert len(hpctk("gather", path).out.splitlines()) == 1
     assert not (tmp_path / "pwned").exists()
-
-
-def test_two_inits_of_one_directory_make_one_run(hpctk: Hpctk) -> None:
-    inits = [
-        hpctk.start("init", "run", "--items", "-", "--workload", NOOP, stdin=f'{{"id": {number}}}')
-        for number in range(4)
-    ]
-
-    ended = [init.ended() for init in inits]
-
-    assert sorted(one.code for one in ended) == [0, 1, 1, 1]
-    assert all("exists" in one.err for one in ended if one.code == 1)
-    assert Run.open("run").status().stages["items"].total == 1
-    assert sorted(path.name for path in hpctk.cwd.glob(".run.*")) == []
-
-
-def test_two_adds_at_once_both_arrive_and_a_duplicate_once(hpctk: Hpctk) -> None:
-    run = hpctk.make([{}], NOOP, open_end=True)
-    adds = [
-        hpctk.start("add", "run", "--items", "-", stdin=f'{{"id": {number // 2 + 10}}}')
-        for number in range(6)
-    ]
-
-    assert sorted(add.ended().code for add in adds) == [0, 0, 0, 1, 1, 1]
-    assert run.status().stages["items"].total == 4

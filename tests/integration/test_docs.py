@@ -9,7 +9,6 @@ alone.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -23,7 +22,6 @@ import pytest
 from hpc_toolkit.system.ranks import host_name
 from tests.documents import EXAMPLE_DOCS, REPOSITORY, USER_DOCS, Block, read_blocks
 from tests.notebooks import execute
-from tests.toyrun import tree
 
 WORKER = re.compile(r"\b[\w-]+-\d+-[0-9a-f]{6}\b")
 DURATION = re.compile(r"\b\d[\d.]* (?:ms|s|min \d\d s|h \d\d min)\b")
@@ -134,16 +132,3 @@ def make_directory(shell: Shell, name: str) -> None:
         shell.run("hpctk", "new", str(shell.root), "--example", EXAMPLE_DOCS[name])
         for notebook in shell.root.glob("*.ipynb"):
             execute(notebook, shell.root, shell.environ)
-
-
-def test_i7_status_changes_nothing_below_the_run(tmp_path: Path) -> None:
-    shell = Shell(tmp_path, tmp_path)
-    (tmp_path / "items.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
-    shell.run("hpctk", "init", "run", "--command", "exit {a}", "--items", "items.jsonl")
-    shell.run("hpctk", "work", "run")
-    before = tree(tmp_path / "run")
-
-    printed = shell.run("hpctk", "status", "run", "--json")
-
-    assert json.loads(printed)["stages"]["items"]["failed"] == 2
-    assert tree(tmp_path / "run") == before

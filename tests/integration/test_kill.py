@@ -219,3 +219,68 @@ def test_a_killed_worker_is_seen_by_its_node_long_before_the_next_look(hpctk: Hp
     assert (death["evidence"], death["host"]) == ("lock", "node-a")
     assert death["at"] - killed_at < 20, "a look at other workers comes every 30 s"
     assert len(watched) == 1
+
+
+DAY_S = 86_400.0
+
+# Before anything is imported that could have taken either of them: this host's clock, and its time
+# since it was started, are another's.
+ELSEWHERE = """
+import time
+_time, _monotonic = time.time, time.monotonic
+time.time = lambda: _time() + {wall}
+time.monotonic = lambda: _monotonic() + {since}
+"""
+
+
+@pytest.mark.slow
+def test_i4_workers_a_day_apart_leave_each_other_alone_and_see_who_died(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    """Hosts whose clocks are a day apart: of three the one whose clock is ahead dies."""
+    held = "echo start {id} >> {trace}; until [ -e go ]; do sleep 0.05; done; sleep 0.2"
+    run = hpctk.make([{}] * 24, None, command=held)
+    hosts = {"behind": -DAY_S, "ahead": DAY_S, "right": 0.0}
+    words = ("work", "run", "--lease", "4s")
+    started = {}
+    for host, wall in hosts.items():
+        first = ELSEWHERE.format(wall=wall, since=abs(wall))
+        started[host] = hpctk.start(*words, env={"HPCTK_HOST": host}, first=first)
+    wait_until(lambda: len(hpctk.noted("start")) == 3, "an item of each")
+    wait_until(lambda: len(workers_of(run)) == 3, "all")
+    (victim,) = [one for one in workers_of(run) if one["host"] == "ahead"]
+
+    started["ahead"].send(signal.SIGKILL)  # first, so that nobody replaces the worker
+    os.kill(victim["pid"], signal.SIGKILL)
+    (tmp_path / "go").touch()
+
+    assert [started[host].ended().code for host in ("behind", "right")] == [0, 0]
+    deaths = journal_lines(run, "death")
+    assert {one["worker"] for one in deaths} == {victim["worker"]}
+    assert {one["evidence"] for one in deaths} == {"lease"}
+    rows = rows_by_id(run)
+    assert sorted(rows) == list(range(24))
+    assert {(row["state"], row["attempts"]) for row in rows.values()} == {("done", 1)}
+    assert all(0.1 < row["seconds"] < DAY_S / 2 for row in rows.values()), (
+        "durations are of one clock"
+    )
+    counts = run.status().stages["items"]
+    assert (counts.done, counts.duplicates) == (24, 0)
+    assert len(hpctk.noted("start")) <= 24 + 1, "nobody alive was taken for dead"
+
+
+SCENARIOS = {
+    "kill-storm": ["benchmarks/kill_storm.py"],
+    "takeover": ["benchmarks/takeover.py"],
+    "grouped-metrics": ["-m", "benchmarks.grouped_metrics"],
+    "simulated-clusters": ["benchmarks/simulate.py"],
+    "mutants": ["tests/mutants.py"],
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario_at_full_size_keeps_its_promise(name: str) -> None:
+    done = subprocess.run([sys.executable, *SCENARIOS[name]], cwd=REPOSITORY, check=False)
+
+    assert done.returncode == 0

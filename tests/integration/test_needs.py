@@ -267,14 +267,6 @@ def test_the_needs_of_an_item_grow_from_its_own(hpctk: Hpctk) -> None:
     assert sorted(shown) == [(512, 1), (512, 1)]
 
 
-GROWING = """
-[stages.fill]
-workload = "hungry:fill"
-grid = { units = [1, 2, 4, 8] }
-needs = { memory = "64M" }
-retry = { on = "oom", memory = "x2", up_to = "512M" }
-max_attempts = 1
-"""
 HUNGRY = """
 import sys
 import time
@@ -286,51 +278,6 @@ def fill(units, seconds=0):
     return {"bytes": len(block)}
 """
 """An item of N units gets N * 64 MiB at the attempt at which it fits."""
-
-
-def hungry(hpctk: Hpctk, text: str = GROWING) -> Run:
-    Path("hungry.py").write_text(HUNGRY)
-    return made(hpctk, text)
-
-
-def attempts(run: Run) -> dict[int, int]:
-    rows = run.results(partial=True)
-    assert all(row["state"] == "done" for row in rows)
-    lines = [*journal_lines(run, "failed"), *journal_lines(run, "done")]
-    of = {row["item"]["units"]: number for number, row in enumerate(rows)}
-    return {units: sum(line["item"] == n for line in lines) for units, n in of.items()}
-
-
-def test_items_that_ran_out_of_memory_wait_for_workers_with_more(hpctk: Hpctk) -> None:
-    run, ended = hungry(hpctk), []
-    for size in (64, 128, 256, 512):
-        ended.append(hpctk("work", "run", "--workers", 1, "--memory-per-worker", f"{size}M"))
-        if size == 128:
-            now = run.status().unmet
-            assert [one["text"].split("; ") for one in now] == [
-                [
-                    "2 items of fill need 256.0 MiB of memory",
-                    "no worker has more than 128.0 MiB of memory",
-                ]
-            ]
-            assert now[0]["submit"] == "hpctk submit --run run --mem 256M"
-            assert "hpctk submit --run run --mem 256M" in hpctk("status", "run").out
-
-    assert [one.code for one in ended] == [75, 75, 75, 0]
-    assert "what is left needs more than this worker has: fill (512.0 MiB" in ended[2].err
-    assert attempts(run) == {1: 1, 2: 2, 4: 3, 8: 4}
-    assert [row["attempts"] for row in run.results()] == [1] * 4
-    life = hpctk("explain", "run", "--item", 3).out
-    for said in ("failed by", "done by"):
-        assert said in life
-    sizes = [
-        line.split(" with ")[1].split(" of ")[0] for line in life.splitlines() if " with " in line
-    ]
-    assert sizes == ["64.0 MiB", "128.0 MiB", "256.0 MiB", "512.0 MiB"]
-    shown = hpctk("status", "run").out
-    assert "fill with 512.0 MiB of memory, the most that its retry allows: 1 done" in shown
-    assert hpctk("report", "run").code == 0
-    assert "fill with 512.0 MiB of memory" in (run.root / "report.html").read_text()
 
 
 def test_an_item_that_takes_too_long_waits_for_a_worker_with_more_time(hpctk: Hpctk) -> None:

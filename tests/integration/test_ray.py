@@ -13,17 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
-from tests.onlyray import only_ray
 
 pytestmark = [pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
-    with only_ray():
+    """Wait until Rays of other tests on this machine have ended."""
+    pytest.importorskip("ray")
+    with FileLock(Path(tempfile.gettempdir()) / "hpctk-ray-tests.lock", timeout=240.0):
         yield
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 _COUNTED = """
 import json, sys
 from hpc_toolkit.run import Run
-from tests.countedcalls import CountedCalls
+from tests.replacedcalls import CountedCalls
 with CountedCalls() as counted:
     Run.open(sys.argv[1]).work()
 print(json.dumps(counted.opened()))
@@ -182,18 +182,6 @@ def test_workload_that_yields_too_few_results_fails_the_items_without(
     assert rows[3]["state"] == "failed"
     assert error in rows[3]["error"]
     assert rows[2]["state"] == ("done" if workload == "Miscounting" else "failed")
-
-
-def test_two_pools_on_one_run_share_it_and_repeat_nothing(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(60, 0.02)
-
-    pools = [hpctk.start("work", "run", "--workers", 2) for _ in range(2)]
-
-    assert [(pool.ended().code, pool.ended().out) for pool in pools] == [(0, "")] * 2
-    assert sorted(int(words[1]) for words in hpctk.noted("start")) == list(range(60))
-    rows = run.results()
-    assert [row["item"]["id"] for row in rows] == list(range(60))
-    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
 
 
 def test_workload_that_starts_threads_when_imported_is_run(hpctk: Hpctk, tmp_path: Path) -> None:

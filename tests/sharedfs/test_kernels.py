@@ -1,4 +1,4 @@
-"""Hosts that are kernels: separate, and gone without a trace, however the tests end."""
+"""Hosts that are kernels: each with its own boot, trace and mounts."""
 
 from __future__ import annotations
 
@@ -8,34 +8,11 @@ import pytest
 
 from tests.sharedfs.hosts import HOSTS, SERVER
 from tests.sharedfs.nfs import NFS42, NFS3Cached
-from tests.sharedfs.test_hosts import killed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.sharedfs.filesystems import Filesystem
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nfs")]  # skips where there can be none
-
-_KILLED = """
-import sys, time
-from pathlib import Path
-from tests.sharedfs.hosts import HOSTS
-from tests.sharedfs.kernels import Kernels
-from tests.sharedfs.nfs import NFS42
-
-kernels = Kernels(Path(sys.argv[1]))
-kernels.open()
-NFS42(kernels).start()
-kernels.link(HOSTS[0], "down")
-print(kernels.namespace, flush=True)
-time.sleep(1000)
-"""
-
-
-@pytest.mark.soak  # test_hosts.py has the same end of a PID namespace, without three boots
-def test_kernels_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) -> None:
-    assert {"cat", "linux.uml"} <= killed(_KILLED, tmp_path)
 
 
 def test_each_host_is_a_kernel_with_a_trace_of_its_own(nfs: dict[str, Filesystem]) -> None:

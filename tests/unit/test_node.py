@@ -17,8 +17,8 @@ from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import starting
 from hpc_toolkit.worker.membership import ShownUnit
 from hpc_toolkit.worker.node import Node, watch_if_due
-from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
+from tests.replacedcalls import CountedCalls
 from tests.toyrun import ToyRun
 
 Start = Callable[..., Node]

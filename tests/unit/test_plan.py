@@ -18,8 +18,8 @@ from hpc_toolkit.planning.plan import choose, typed_work
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.work import Batch, LearnedDurations, Seen, StageWork, Work, context
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
-from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
+from tests.replacedcalls import CountedCalls
 from tests.toyrun import ToyRun
 from tests.unit import jobcommands
 

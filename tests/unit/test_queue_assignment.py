@@ -15,8 +15,8 @@ from hpc_toolkit.queue.left import Rest
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import create_run
 from hpc_toolkit.rundir.layout import Manifest
-from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
+from tests.replacedcalls import CountedCalls
 from tests.toyrun import ToyRun, ToyWorker, spec_of
 
 DEAD = Verdict(alive=False, evidence="lease", host="there")

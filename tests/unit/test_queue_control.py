@@ -17,7 +17,7 @@ from hpc_toolkit.queue.control import (
     may_ask,
 )
 from hpc_toolkit.rundir.layout import RunPaths
-from tests.countedcalls import CountedCalls
+from tests.replacedcalls import CountedCalls
 
 NOTICE = DeathNotice(worker="n3-1-a", heartbeat=7, explained="node failure")
 

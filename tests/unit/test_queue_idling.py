@@ -11,10 +11,9 @@ from hpc_toolkit.queue.assignment import Picker
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import Follower, StageView
-from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
+from tests.replacedcalls import CountedCalls, Unreadable
 from tests.toyrun import ToyRun, ToyWorker
-from tests.unreadable import Unreadable
 
 LEASE_S = 60.0
 NOTHING = ("", None)

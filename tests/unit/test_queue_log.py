@@ -16,7 +16,7 @@ from hpc_toolkit.queue.claims import Claims, claim_name, parse_claim
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir.layout import StagePaths
-from tests.countedcalls import CountedCalls
+from tests.replacedcalls import CountedCalls
 from tests.toyrun import FAULTS, all_at_once, every_fault
 
 

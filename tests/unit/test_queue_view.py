@@ -12,8 +12,8 @@ from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.status import read_status
 from tests.manualclock import ManualClock
+from tests.replacedcalls import Unreadable
 from tests.toyrun import ToyRun
-from tests.unreadable import Unreadable
 
 
 def done(view: RunView) -> int:

@@ -12,8 +12,8 @@ from hpc_toolkit.queue.leases import Liveness, Verdict
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, RUNNING
 from hpc_toolkit.queue.watch import Watch
-from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
+from tests.replacedcalls import CountedCalls
 from tests.toyrun import ToyRun, ToyWorker
 
 LEASE_S = 120.0

@@ -33,8 +33,8 @@ from hpc_toolkit.worker.hosthealth import FailureCount
 from hpc_toolkit.worker.membership import Drain
 from hpc_toolkit.worker.unitlines import Outcome
 from hpc_toolkit.worker.unitruns import UnitRunner
-from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
+from tests.replacedcalls import CountedCalls
 from tests.toyrun import ToyRun, ToyWorker
 
 FAILURES = {

@@ -155,13 +155,8 @@ def _stdout_on_stderr() -> Iterator[None]:
 def export(
     run: RunArgument = None,
     *,
-    to: Annotated[
-        str,
-        value("TRACKER", "mlflow, wandb, tensorboard or trackio; of a study or campaign: optuna."),
-    ],
-    into: Annotated[
-        str | None, value("DIR|URI", "Directory to write to; or an URI for mlflow and optuna.")
-    ] = None,
+    to: Annotated[str, value("TRACKER", "mlflow or wandb.")],
+    into: Annotated[str | None, value("DIR|URI", "Directory for wandb; URI for mlflow.")] = None,
     project: Annotated[
         str | None, value("NAME", "Name of the project there. [default: the run's name]")
     ] = None,
@@ -175,15 +170,8 @@ def export(
     Examples:
         hpctk export runs/eval --to mlflow --into sqlite:///mlflow.db
         hpctk export runs/eval --to wandb && wandb sync wandb/offline-run-*
-        hpctk export runs/tune --to optuna --into sqlite:///study.db
     """
     opened = open_run(run)
-    if to == "optuna":
-        from hpc_toolkit.study import export as export_study
-
-        export_study(opened, into or "study.log")
-        show({"written": into or "study.log"}, [into or "study.log"], as_json=as_json)
-        return
     from hpc_toolkit.tracking import export as export_run
 
     # What trackers print on the way belongs to stderr.

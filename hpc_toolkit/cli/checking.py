@@ -21,7 +21,7 @@ from hpc_toolkit.rundir.layout import all_runs
 from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.options import Option, Panels, flag, spelled
-from hpc_toolkit.system.quantities import parse_counts, parse_duration, parse_size_mib
+from hpc_toolkit.system.quantities import parse_counts, parse_duration
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
@@ -43,16 +43,10 @@ PANELS: Panels = {
         Option("nodes", "Numbers of nodes to compare.", "N,N", default="1,2,4,8"),
         Option("gpus_per_node", "GPUs per node: 4 or l40s:4. [default: the cluster's]", "[TYPE:]N"),
         Option(
-            "workers_per_node",
-            "Workers per node. [default: one per GPU or what fits]",
-            "N",
-            least=1,
+            "workers_per_node", "Workers per node. [default: one per GPU, else CPU]", "N", least=1
         ),
-        Option("cores_per_worker", "CPUs per worker.", "N", least=1),
-        Option("memory_per_worker", "Peak memory per worker, e.g. 24G.", "SIZE"),
         Option("cluster", "Cluster, or a TOML file.", "NAME", complete=arguments.complete_cluster),
         Option("partition", "Partition of the jobs: its nodes, limits and prices.", "NAME"),
-        Option("price_per_gpu_hour", "Price of a GPU.", "NUMBER", hidden=True, least=0),
     ),
     "Output": (flag("json", "Print JSON."),),
     "Limits": (
@@ -78,7 +72,7 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
         hpctk plan --items 10000 --item-time 30s --json
     """
     from hpc_toolkit.planning.forecast import Guess
-    from hpc_toolkit.planning.nodes import Worker, node_of, site_for, unmet_by
+    from hpc_toolkit.planning.nodes import node_of, site_for, unmet_by
     from hpc_toolkit.planning.plan import as_lines, make_plan
 
     for needed, name in (("items", "groups"), ("item_time", "load_time")):
@@ -89,20 +83,15 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
     if given["item_time"] is not None:
         seconds = parse_duration(given["item_time"], where="--item-time")
         guess = Guess(seconds, parse_duration(given["load_time"], where="--load-time", zero=True))
-    memory, within, limit = (given[name] for name in ("memory_per_worker", "within", "time_limit"))
+    within, limit = given["within"], given["time_limit"]
     limit_s = math.ceil(parse_duration(limit, where="--time-limit")) if limit else None
-    worker = Worker(
-        cores=given["cores_per_worker"],
-        mem_mib=parse_size_mib(memory, where="--memory-per-worker") if memory else None,
-        per_node=given["workers_per_node"],
-    )
-    site, where = arguments.find_cluster(given["cluster"]), given["partition"]
     wanted = read_gpus(given["gpus_per_node"]) if given["gpus_per_node"] is not None else {}
     gpus, kind = wanted.get("gpus_per_node"), wanted.get("gpu_type")
+    site, where = arguments.find_cluster(given["cluster"]), given["partition"]
     if where or kind:
         most = counts[-1]
-        site = site_for(site, worker, where, nodes=most, gpus=gpus, gpu_type=kind, time_s=limit_s)
-    node = node_of(site, worker, gpus=gpus, price_per_gpu_hour=given["price_per_gpu_hour"])
+        site = site_for(site, where, nodes=most, gpus=gpus, gpu_type=kind, time_s=limit_s)
+    node = node_of(site, gpus=gpus, workers=given["workers_per_node"])
     found = make_plan(
         _work(run, given["items"], given["groups"], guess),
         guess,

@@ -27,16 +27,6 @@ _MUCH_MIB = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    cores: int | None = None
-    """CPUs that it keeps busy; by default 1 on nodes without GPUs, and not a limit on others."""
-    mem_mib: int | None = None
-    """Its peak memory in MiB; None: not known."""
-    per_node: int | None = None
-    """Workers to start on a node, even if it has fewer GPUs; by default as many as fit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One node as a job gets it. None means unknown."""
 
@@ -72,7 +62,6 @@ class Node:
 
 def site_for(
     cluster: Cluster,
-    worker: Worker,
     partition: str | None,
     *,
     nodes: int,
@@ -93,32 +82,21 @@ def site_for(
         hint = near_miss(unknown[0], known) if known else f"describe it in {cluster.file}"
         raise ConfigError(message, hint=hint)
     first = named_site(cluster, names[0] if names else None)
-    each = worker.per_node or 1
+    each = gpus if gpus is not None else with_gpus(first, None).gpus_per_node or 0
     needs = Needs(
-        nodes=nodes,
-        gpus_per_node=gpus if gpus is not None else with_gpus(first, None).gpus_per_node or 0,
-        cpus=(worker.cores or 1) * each,
-        mem_mib=(worker.mem_mib or 0) * each,
-        time_s=time_s or 0,
-        gpu_type=gpu_type,
+        nodes=nodes, gpus_per_node=each, cpus=1, mem_mib=0, time_s=time_s or 0, gpu_type=gpu_type
     )
     site = fitting_site(cluster, names, needs)
     # Facts without kinds stay so: they may leave the number of GPUs open.
     return replace(site, kinds=site.kinds if first.kinds else (), partitions=())
 
 
-def node_of(
-    cluster: Cluster,
-    worker: Worker,
-    *,
-    gpus: int | None = None,
-    price_per_gpu_hour: float | None = None,
-) -> Node:
+def node_of(cluster: Cluster, *, gpus: int | None = None, workers: int | None = None) -> Node:
     """Return a node of a cluster, or of a partition given as a cluster of its own.
 
-    ``gpus`` are those to use on each node, by default all. A given price replaces the site's.
-    If every partition with these GPUs gives complete nodes, all GPUs of a node are billed. Raises
-    ConfigError if a node has less than is requested, or not one worker fits.
+    ``gpus`` are those to use on each node, by default all, and ``workers`` those to start, by
+    default one for each GPU, else CPU. If every partition with these GPUs gives complete nodes, all
+    GPUs of a node are billed. Raises ConfigError if a node has fewer GPUs.
     """
     site = with_gpus(cluster, gpus)
     most = site.gpus_per_node
@@ -127,16 +105,16 @@ def node_of(
         key = "kinds" if site.kinds else "gpus_per_node"
         raise ConfigError(message, hint=f"{site.written(key)} = {most}")
     count = gpus if gpus is not None else most or 0
-    if price_per_gpu_hour is not None:
-        if not count:
-            message = f"--price-per-gpu-hour: no GPUs are known on the nodes of {site.name}"
-            raise ConfigError(message, hint="add --gpus-per-node, or leave it out")
-        site = replace(site, price_per_gpu_hour=price_per_gpu_hour, price_per_node_hour=None)
     sites = [named_site(cluster, one.name) for one in cluster.partitions if not one.restricted]
     able = [one for one in sites if any((k.amount("gpu") or 0) >= count for k in kinds_of(one))]
     if able and all(one.whole_nodes for one in able):
         site = replace(site, whole_nodes=True)
-    return Node.of(site, count, *_workers(site, worker, count))
+    if workers is not None:
+        return Node.of(site, count, workers, "as requested")
+    each = counted(count, "GPU") if count else counted(site.cpus_per_node or 1, "CPU")
+    if not count and site.cpus_per_node is None:
+        return Node.of(site, 0, 1, "nothing is known of the node; see --workers-per-node")
+    return Node.of(site, count, count or site.cpus_per_node or 1, f"one for each of {each}")
 
 
 def _price(site: Cluster, gpus: int) -> float | None:
@@ -144,33 +122,6 @@ def _price(site: Cluster, gpus: int) -> float | None:
     if node is None and (gpu is None or not gpus):
         return None
     return (node or 0.0) + (gpu or 0.0) * gpus
-
-
-def _workers(site: Cluster, worker: Worker, gpus: int) -> tuple[int, str]:
-    """Return how many workers fit on a node, and what limits them."""
-    bounds: list[tuple[int, str]] = []
-    cpus, mem_mib = site.cpus_per_node, site.mem_per_node_mib
-    if gpus:
-        bounds.append((gpus, f"one for each of {counted(gpus, 'GPU')}"))
-    if cpus is not None and (worker.cores is not None or not gpus):
-        cores = worker.cores or 1
-        bounds.append((cpus // cores, f"{cores} of {counted(cpus, 'CPU')} each"))
-    if mem_mib is not None and worker.mem_mib is not None:
-        text = f"{format_mem(worker.mem_mib)} of {format_mem(mem_mib)} each"
-        bounds.append((mem_mib // worker.mem_mib, text))
-    fit = min(bounds, default=None)
-    if worker.per_node is not None:
-        if fit is not None and worker.per_node > fit[0] and not fit[1].startswith("one for"):
-            message = f"--workers-per-node: {worker.per_node} do not fit on a node of {site.name}"
-            raise ConfigError(message, hint=f"{fit[0]} do: {fit[1]}")
-        return worker.per_node, "as requested"
-    if fit is None:
-        return 1, "nothing is known of the node; see --workers-per-node"
-    if fit[0] < 1:
-        message = f"not one worker fits on a node of {site.name}: {fit[1]}"
-        hint = "reduce the resources per worker, or choose another cluster with --cluster"
-        raise ConfigError(message, hint=hint)
-    return fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

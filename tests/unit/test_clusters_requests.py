@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
-from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.planning.nodes import node_of
 from hpc_toolkit.slurm.clusters.draft import SlurmFacts
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.nodes import format_count, read_gres
@@ -341,11 +341,11 @@ def test_the_note_of_a_request_says_what_is_true(
 def test_a_plan_bills_complete_nodes_where_all_partitions_give_them(tmp_path: Path) -> None:
     site = parse_cluster(Site(SITES["whole"], tmp_path).text, file="s.toml", name="s")
 
-    found = {gpus: node_of(site, Worker(), gpus=gpus) for gpus in (2, 6)}
+    found = {gpus: node_of(site, gpus=gpus) for gpus in (2, 6)}
     assert [(one.gpus, one.workers) for one in found.values()] == [(2, 2), (8, 6)]
     assert ["complete nodes are billed" in one.why for one in found.values()] == [False, True]
     priced = replace(site, price_per_gpu_hour=2.0)
-    assert node_of(priced, Worker(), gpus=6).price_per_hour == 16.0
+    assert node_of(priced, gpus=6).price_per_hour == 16.0
 
 
 PRICED = """
@@ -370,10 +370,9 @@ plain = { cpus = 96, mem = "128G" }
         ("", (4, 4, 4.0, None)),
         ("--partition mixed", (4, 4, 4.0, 86400)),
         ("--partition mixed --gpus-per-node a100:2", (2, 2, 2.0, 86400)),
-        ("--partition mixed --memory-per-worker 300G", (3, 8, 8.0, 86400)),
         ("--partition whole", (8, 8, 24.0, None)),
         ("--partition whole --gpus-per-node 2", (2, 8, 24.0, None)),
-        ("--partition cpu --cores-per-worker 8", (12, 0, 0.5, None)),
+        ("--partition cpu --workers-per-node 12", (12, 0, 0.5, None)),
         ("--partition cpu,whole --gpus-per-node 4", (4, 8, 24.0, None)),
         ("--gpus-per-node a100:8", (8, 8, 8.0, 86400)),
         ("--partition none", "lists no partition none"),

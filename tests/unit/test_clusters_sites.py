@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError, RenderError
-from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.planning.nodes import node_of
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.nodes import is_slice, read_gres
 from hpc_toolkit.slurm.clusters.rights import (
@@ -331,13 +331,13 @@ def test_generic_says_when_its_default_memory_is_large(
 def test_a_plan_counts_complete_gpus_and_the_nodes_that_have_them(
     slices: Site, mixed: Site
 ) -> None:
-    first = node_of(parse_cluster(slices.text, file="s.toml", name="s"), Worker())
+    first = node_of(parse_cluster(slices.text, file="s.toml", name="s"))
     assert (first.gpus, first.cpus) == (4, 96)
     site = parse_cluster(mixed.text, file="m.toml", name="m")
-    assert node_of(site, Worker(), gpus=4).cpus == 128
-    assert node_of(site, Worker(), gpus=0).gpus == 0
+    assert node_of(site, gpus=4).cpus == 128
+    assert node_of(site, gpus=0).gpus == 0
     with pytest.raises(ConfigError, match="9 is more than m has"):
-        node_of(site, Worker(), gpus=9)
+        node_of(site, gpus=9)
 
 
 _SHAPES = st.tuples(

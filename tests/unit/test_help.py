@@ -210,10 +210,7 @@ DURATIONS = [
     *(f"batch work --run r --{one}" for one in ("shrink-every", "check-within")),
     *("batch command --check-within", "batch train --run-dir d --check-within"),
 ]
-SIZES = [
-    *("work r --memory-per-worker", "plan --items 5 --item-time 1s --memory-per-worker"),
-    "preflight --free",
-]
+SIZES = ["work r --memory-per-worker", "preflight --free"]
 
 
 def every_option() -> list[tuple[str, Any]]:

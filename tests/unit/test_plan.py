@@ -13,7 +13,7 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import Forecaster, Guess
-from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.planning.nodes import node_of
 from hpc_toolkit.planning.plan import choose, typed_work
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.work import Batch, LearnedDurations, Seen, StageWork, Work, context
@@ -159,7 +159,7 @@ SITE = parse_cluster(
     file="site.toml",
     name="site",
 )
-NODE = node_of(SITE, Worker())
+NODE = node_of(SITE)
 SURE = Guess(100.0, factor=1.01, spread=0.01)
 
 
@@ -217,35 +217,19 @@ def test_a_list_is_opened_once_for_all_of_its_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker", "gpus", "workers", "why"),
+    ("given", "workers", "why"),
     [
-        (Worker(), None, 4, "one for each of 4 GPUs"),
-        (Worker(), 0, 64, "1 of 64 CPUs each"),
-        (Worker(cores=32), None, 2, "32 of 64 CPUs each"),
-        (Worker(mem_mib=200 * 1024), None, 2, "200G of 480G each"),
-        (Worker(cores=8, mem_mib=240 * 1024), 0, 2, "240G of 480G each"),
-        (Worker(per_node=8), None, 8, "as requested"),
+        ({}, 4, "one for each of 4 GPUs"),
+        ({"gpus": 0}, 64, "one for each of 64 CPUs"),
+        ({"workers": 8}, 8, "as requested"),
     ],
 )
-def test_workers_of_a_node_are_as_many_as_fit(
-    worker: Worker, gpus: int | None, workers: int, why: str
+def test_a_node_has_a_worker_for_each_gpu_else_cpu(
+    given: dict[str, int], workers: int, why: str
 ) -> None:
-    node = node_of(SITE, worker, gpus=gpus)
+    node = node_of(SITE, **given)
 
     assert (node.workers, node.why) == (workers, why)
-
-
-@pytest.mark.parametrize(
-    ("worker", "gpus", "said"),
-    [
-        (Worker(), 5, "--gpus-per-node: 5 is more than site has"),
-        (Worker(mem_mib=2**20), None, "not one worker fits"),
-        (Worker(cores=16, per_node=5), 0, "5 do not fit on a node"),
-    ],
-)
-def test_what_a_node_does_not_have_is_refused(worker: Worker, gpus: int | None, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        node_of(SITE, worker, gpus=gpus)
 
 
 def test_the_cost_is_that_of_the_node_with_its_gpus() -> None:
@@ -282,7 +266,6 @@ def test_the_command_prints_its_choices_as_json() -> None:
         (["--items", "5", "--item-time", "soon"], "--item-time: 'soon'"),
         (["--items", "5", "--item-time", "1s", "--nodes", "1,x"], "--nodes: '1,x'"),
         (["--items", "5", "--item-time", "1s", "--nodes", "0"], "--nodes: '0'"),
-        (["--items", "5", "--item-time", "1s", "--price-per-gpu-hour", "3"], "no GPUs are known"),
         (["run", "--groups", "2"], "--groups needs --items"),
         (["run", "--load-time", "2s"], "--load-time needs --item-time"),
     ],

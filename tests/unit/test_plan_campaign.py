@@ -10,7 +10,7 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import Forecaster, Guess
-from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.planning.nodes import node_of
 from hpc_toolkit.planning.plan import Plan, as_lines, make_plan
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.work import Work
@@ -20,7 +20,7 @@ from tests.manualclock import ManualClock
 from tests.unit.playedcampaign import Played, toy
 
 SITE = load_cluster("generic")
-NODE = node_of(SITE, Worker(per_node=16))
+NODE = node_of(SITE, workers=16)
 SEARCH = {"policy": "random", "budget": 8, "pending": 2}
 
 
@@ -72,7 +72,7 @@ def test_workers_beyond_what_is_asked_at_once_do_not_help(
     work = played(fast_dir / "r", monkeypatch, SEARCH, 2)
 
     plan = plan_of(work)
-    few = make_plan(work, None, [1], SITE, node_of(SITE, Worker(per_node=6)), draws=4)
+    few = make_plan(work, None, [1], SITE, node_of(SITE, workers=6), draws=4)
 
     assert work.most_workers == 6
     many, six = (one.choices[0].forecast.time_s.median for one in (plan, few))

@@ -12,7 +12,6 @@ import heapq
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 import numpy as np
 
@@ -245,8 +244,6 @@ class _Phase:
 
     stage: StageWork
     number: int
-    wait_s: float
-    """Seconds from the end of the phase before to the first batch."""
     held: dict[str, int]
     """The number of the batch that each worker holds."""
     waiting: dict[str, list[int]]
@@ -267,9 +264,7 @@ def _phases(
     rounds: dict[int, list[int]] = {}
     for batch_number, batch in enumerate(stage.batches):
         rounds.setdefault(batch.round, []).append(batch_number)
-    for wait_s, numbers in zip(
-        chain([0.0], repeat(stage.between_s)), rounds.values(), strict=False
-    ):
+    for numbers in rounds.values():
         held: dict[str, int] = {}
         waiting: dict[str, list[int]] = {}
         left_s: dict[str, float] = {}
@@ -284,7 +279,7 @@ def _phases(
         order = {key: waiting[key][::-1] for key in sorted(waiting, key=left_s.__getitem__)}
         rest = np.array([one for some in order.values() for one in some], dtype=np.int64)
         firsts = np.array([some[-1] for some in order.values()], dtype=np.int64)
-        yield _Phase(stage, number, wait_s, held, order, left_s, rest, firsts)
+        yield _Phase(stage, number, held, order, left_s, rest, firsts)
 
 
 class _Schedule:
@@ -299,7 +294,7 @@ class _Schedule:
         """Seconds until the last item ends."""
         for phase in phases:
             draw = draws[phase.number]
-            ends, free = self._go_on(phase, draw, list(workers), self.makespan_s + phase.wait_s)
+            ends, free = self._go_on(phase, draw, list(workers), self.makespan_s)
             some = self._shared if len(phase.numbers) > _MANY * len(free) else self._handed_out
             self.makespan_s = max((*ends, *some(phase, draw, free)), default=self.makespan_s)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from statistics import median
+from itertools import accumulate
 from typing import Any
 from zlib import crc32
 
@@ -20,13 +19,11 @@ from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.units import Unit, UnitReader
 from hpc_toolkit.queue.view import RunView, StageView
-from hpc_toolkit.results.workers import ATTEMPTS, clocks_ahead, living_workers, records_of
+from hpc_toolkit.results.workers import ATTEMPTS, living_workers, records_of
 from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.quantities import HOUR_S, counted
 from hpc_toolkit.system.ranks import boot_id, host_name
 
-_ROUNDS = 10
-"""The last rounds of a search, whose pauses are those to expect."""
 _ALL = "The campaign evaluates all arms in the end; all of them are counted."
 _UNBOUNDED = "Nothing says how many arms the search will request: those to come are left out."
 
@@ -44,8 +41,6 @@ class _Stage:
             loads_s=self.loads_s,
             overheads_s=self.overheads_s,
         )
-        self.entries: dict[int, tuple[float, float]] = {}
-        """When the first attempt at the items of each log entry began, and the last one ended."""
         segments = view.log.segments
         counts = accumulate((one.count for one in segments.values()), initial=0)
         self.starts = dict(zip(segments, counts, strict=False))
@@ -64,19 +59,12 @@ class _Stage:
     def context(self, unit: Unit) -> str:
         return context(self.view.spec.name, self.view.group_of(unit) or "")
 
-    def between_s(self) -> float:
-        """Return the median seconds between the results of one entry and the work on the next."""
-        last = [entry for _, entry in sorted(self.entries.items())][-_ROUNDS:]
-        return median([max(0.0, after[0] - before[1]) for before, after in pairwise(last)] or [0.0])
-
 
 @dataclass(slots=True)
 class _Journal:
     """The state of one worker while its journal is read."""
 
     worker: str = ""
-    ahead: bool = False
-    """Whether its clock is ahead, so that its times are compared with no others."""
     loaded: str = ""
     """Its loaded context (:func:`hpc_toolkit.planning.work.context`); "" before its first unit."""
     loads: int = 0
@@ -109,11 +97,8 @@ class _Journal:
             self.unit, self.spent_s = record["unit"], 0.0
             self.loads_now = stage.context(unit) != self.loaded
             self.loads, self.loaded = self.loads + self.loads_now, stage.context(unit)
-        seconds, end = record["seconds"], record["at"]
+        seconds = record["seconds"]
         self.spent_s += seconds
-        if not self.ahead:
-            begun, ended = stage.entries.get(unit.entry, (end, end))
-            stage.entries[unit.entry] = min(begun, end - seconds), max(ended, end)
         stage.work.attempts += 1
         stage.work.retried += record["type"] == "failed"
         if record["type"] == "done":
@@ -151,10 +136,7 @@ def read_work(
     with closing(UnitReader()) as reader:
         stages = {name: _Stage(stage, reader) for name, stage in view.stages.items()}
         seen = view.presences()
-        ahead = clocks_ahead(seen, clock)
-        hosts = {name: "" if one is None else one.host for name, one in seen.items()}
-        workers = {*view.readers, *alive}
-        journals = {name: _Journal(name, hosts.get(name) in ahead) for name in workers}
+        journals = {name: _Journal(name) for name in {*view.readers, *alive}}
         for worker in sorted(view.readers):
             journals[worker].read(view, stages)
         ages = {name: _age_s(clock, seen.get(name), journals[name]) for name in alive}
@@ -172,7 +154,7 @@ def read_work(
             or all(stage.log.sealed or stage.spec.after for stage in view.stages.values()),
         )
         if campaign is not None:
-            work = _with_rest(work, view, campaign, stages[TASKS])
+            work = _with_rest(work, view, campaign)
         return replace(work, stages=tuple(stage for stage in work.stages if stage.left))
 
 
@@ -228,7 +210,7 @@ def _with_following(view: RunView, stages: list[StageWork]) -> tuple[StageWork, 
     return tuple(found.values())
 
 
-def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stage) -> Work:
+def _with_rest(work: Work, view: RunView, settings: dict[str, Any]) -> Work:
     """Add the items that the rest of a campaign will request.
 
     The log of the view must have been read. ``settings`` are those of the campaign in run.json.
@@ -259,7 +241,6 @@ def _with_rest(work: Work, view: RunView, settings: dict[str, Any], tasks: _Stag
             if part
         ]
         work = replace(work, assumed=(said,))
-        facts["between_s"] = tasks.between_s()
         if not search.exhaustive:  # else every arm is evaluated, whatever the search chooses
             facts["most_workers"] = search.most_pending * len(names)
     stages = [stage.with_rounds(rounds.get(stage.name, [])) for stage in work.stages]

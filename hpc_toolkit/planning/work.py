@@ -78,8 +78,6 @@ class StageWork:
     """How many of these items, the last ones, a campaign has not requested yet."""
     most_workers: int | None = None
     """The most workers that a search keeps busy; None: not limited."""
-    between_s: float = 0.0
-    """Seconds from the last result of a round to the first item of the next one."""
     seen: Sequence[Seen] = field(default_factory=list)
     loads_s: Sequence[float] = field(default_factory=list)
     """Times that workers spent in unit runs besides their items, to load a group."""

@@ -94,20 +94,19 @@ def test_tasks_of_which_nothing_is_known_are_left_out_and_named(
     assert plan_of(work, Guess(10.0)).items == 44
 
 
-def test_a_round_waits_for_the_round_before_and_for_the_decision(
+def test_a_round_waits_for_the_round_before(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tasks,) = played(fast_dir / "r", monkeypatch, SEARCH, 2).stages
 
     rounds = [batch.round for batch in tasks.batches if batch.round]
-    assert [rounds.count(number) for number in sorted(set(rounds))] == [6] * (len(rounds) // 6)
-    coming = tuple(batch for batch in tasks.batches if batch.round)
-    count = len({batch.round for batch in coming})
-    times = []
-    for between_s in (0.0, 500.0):
-        stage = replace(tasks, between_s=between_s)
-        work = Work(run="r", at=0.0, stages=(stage,))
-        times.append(Forecaster(work, draws=40).forecast(100).time_s.median)
-    assert times[1] - times[0] == pytest.approx(
-        500.0 * (count - (len(coming) == len(tasks.batches)))
-    )
+    count = len(set(rounds))
+    assert [rounds.count(number) for number in sorted(set(rounds))] == [6] * count
+    together = [replace(batch, round=1) for batch in tasks.batches if batch.round]
+    coming = replace(tasks, batches=together, left=tasks.left, most_workers=None)
+    apart = replace(coming, batches=[batch for batch in tasks.batches if batch.round])
+    times = [
+        Forecaster(Work(run="r", at=0.0, stages=(one,)), draws=40).forecast(100).time_s.median
+        for one in (coming, apart)
+    ]
+    assert times[1] > 1.5 * times[0]

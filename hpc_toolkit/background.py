@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.calls import caller as calls
+from hpc_toolkit import calls
 from hpc_toolkit.calls.recorded import BEAT_S, Presence, Recorded
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.control import ask_to_drain

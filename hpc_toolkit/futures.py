@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack
 
+from hpc_toolkit import calls
 from hpc_toolkit.background import Background, Submitted
-from hpc_toolkit.calls import caller as calls
 from hpc_toolkit.errors import ConfigError, ItemsError, RunError
 from hpc_toolkit.queue.wants import NEEDS, PRIORITY, Wants, may_need
 from hpc_toolkit.report.terminal import Waiting

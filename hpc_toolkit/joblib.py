@@ -15,7 +15,7 @@ from typing import Any
 from joblib import cpu_count, parallel_config, register_parallel_backend
 from joblib import parallel as parts
 
-from hpc_toolkit.calls import caller as calls
+from hpc_toolkit import calls
 from hpc_toolkit.errors import CallError, ConfigError, HpcToolkitError
 from hpc_toolkit.futures import Executor
 from hpc_toolkit.rundir.values import pointer

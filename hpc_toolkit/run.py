@@ -22,7 +22,7 @@ from hpc_toolkit.system.clock import Seldom, SystemClock
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.timeleft import Countdown
+    from hpc_toolkit.planning import Countdown
     from hpc_toolkit.results.status import Beside, Status
     from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.rundir.valuefiles import Values
@@ -240,7 +240,7 @@ class Run:
         read = partial(read_status, self.view, SystemClock(), **about)
         if not forecast:
             return read(beside=beside)
-        from hpc_toolkit.planning.timeleft import Countdown
+        from hpc_toolkit.planning import Countdown
 
         self._countdown = self._countdown or Countdown(self.view, campaign=campaign, given=given)
         is_study = self.manifest.stages[0].workload.function == STUDY

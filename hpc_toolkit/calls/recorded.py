@@ -31,7 +31,7 @@ from hpc_toolkit.worker.calls import CODE, FUNCTION
 from hpc_toolkit.worker.membership import Counts, Membership
 
 if TYPE_CHECKING:
-    from hpc_toolkit.calls.caller import Call
+    from hpc_toolkit.calls import Call
     from hpc_toolkit.run import Run
 
 Place = tuple[str, int]

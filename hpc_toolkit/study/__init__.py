@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.calls.caller import code_path, name_of
+from hpc_toolkit.calls import code_path, name_of
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.items import Item, check_items
 from hpc_toolkit.run import Run, create_run

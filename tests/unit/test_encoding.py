@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_toolkit.calls.caller import Caller
+from hpc_toolkit.calls import Caller
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.jsonlines import encode
 from hpc_toolkit.worker.attempts import KEPT, PERMANENT, Report

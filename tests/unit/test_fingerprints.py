@@ -22,7 +22,7 @@ import threading, typing
 import helpers
 import package.sub
 import numpy as np
-from hpc_toolkit.calls.caller import Caller
+from hpc_toolkit.calls import Caller
 from hpc_toolkit.calls.recorded import key_of
 from hpc_toolkit.worker.fingerprints import fingerprint, of_function
 

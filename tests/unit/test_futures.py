@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_toolkit import Executor, background
-from hpc_toolkit.calls import caller as calls
+from hpc_toolkit import Executor, background, calls
 from hpc_toolkit.calls.recorded import key_of
 from hpc_toolkit.errors import CallError, ConfigError, RunError, WorkloadError
 from hpc_toolkit.queue import wants

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
-from hpc_toolkit.planning.timeleft import Countdown
+from hpc_toolkit.planning import Countdown
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.queue.presence import DRAINING, FINISHED

@@ -145,7 +145,7 @@ class FakeSlurm:
     def calls(self, program: str) -> list[list[str]]:
         records = [path.read_text("utf-8") for path in sorted((self.root / "calls").iterdir())]
         found = [record.split("\0")[:-1] for record in records]
-        return [call[1:] for call in found if call[0] == program]
+        return [call[1:] for call in found if call[:1] == [program]]
 
     @property
     def requeued(self) -> bool:

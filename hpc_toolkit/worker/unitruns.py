@@ -16,7 +16,6 @@ from hpc_toolkit.rundir.journal import ValueFile
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker import attempts as wire
-from hpc_toolkit.worker.guard import kill_after
 from hpc_toolkit.worker.membership import Counts
 from hpc_toolkit.worker.requests import (
     fragile_of,
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 _SYNC_S = 0.5
 _TICK_S = 1.0
 _STOPPING_S = 0.1
+_COMMAND_GRACE_S = 5.0
+"""Seconds from SIGTERM to SIGKILL for a command whose time is up."""
 _BATCH_S = 0.002
 _FEW = 8
 """The last items of a unit, whose results are not left to accumulate."""
@@ -309,7 +310,8 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
             if self.drain.interrupts:
                 return self._end(executor, stream, "aborted")
             if limit is not None and not stream.loading and now - stream.since > limit:
-                return self._time_out(executor, stream, kill_after(assignment.stage.spec))
+                is_command = assignment.stage.spec.workload.command is not None
+                return self._time_out(executor, stream, _COMMAND_GRACE_S if is_command else 0.0)
             if stream.index - before > 1 and len(stream.positions) - stream.index > _FEW:
                 # Many quick results: let them accumulate instead of waking up for each.
                 select.select([], [], [], _BATCH_S)

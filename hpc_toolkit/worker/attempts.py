@@ -38,7 +38,6 @@ END = b"e"  # the request is over; the rest says why: "" (all items), "stopped",
 INTERRUPTED = b"i"  # an item failed after a signal came to all processes; the rest is as in FAILED
 FAILING = "failing"  # reason of END: many items failed in a row; the rest may be sent again
 WORN = "worn"  # reason of END: this process has reached its limit of items or memory
-PREFETCHES = b"a"  # a workload was loaded; the rest is "yes" if it can prefetch, or ""
 BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
 
 CONSECUTIVE_FAILURES = 8

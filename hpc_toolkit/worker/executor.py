@@ -31,7 +31,7 @@ from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.processes import STOP_SIGNALS, keep_descriptors
 from hpc_toolkit.system.ranks import environment_of_items
 from hpc_toolkit.worker import attempts
-from hpc_toolkit.worker.loading import Prefetch, Workload, load_workload, prefetch_of
+from hpc_toolkit.worker.loading import Prefetch, Workload, load_workload
 from hpc_toolkit.worker.memory import Shrinking
 
 if TYPE_CHECKING:
@@ -230,7 +230,6 @@ class _Child:
                 _commands.append(cast("CommandWorkload", workload))
             self._workloads[spec.name] = workload
             self._send(attempts.LOADED)
-            self._send(attempts.PREFETCHES, b"yes" if prefetch_of(workload) else b"")
         return self._workloads[spec.name]
 
     def _load(self, spec: StageSpec, group: Any, span: range) -> bool:

@@ -317,11 +317,6 @@ def _compiled(module: ModuleType) -> tuple[int, int] | None:
     return None if flags else (changed, size)
 
 
-def prefetch_of(workload: object) -> Callable[[Any], object] | None:
-    found = getattr(workload, "prefetch", None)
-    return found if callable(found) else None
-
-
 class Prefetch:
     """Calls ``prefetch`` for the group that was named last, in a daemon: nothing waits for it."""
 
@@ -342,8 +337,8 @@ class Prefetch:
         It replaces a group that was named and not begun. ``loads`` is the group that is being
         loaded now, for which a prefetch is too late.
         """
-        prefetch = prefetch_of(workload)
-        if prefetch is None:
+        prefetch = getattr(workload, "prefetch", None)
+        if not callable(prefetch):
             return
         with self._lock:
             if group is not None:

@@ -178,8 +178,6 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
     index: int = 0
     """Items reported so far, done or failed."""
     loading: bool = False
-    can_prefetch: bool | None = None
-    """Whether the workload has ``prefetch``; None: not reported."""
     end: str | None = None
     broken: str | None = None
     wrong: str = ""
@@ -315,8 +313,6 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
             self.loading = kind == wire.LOADING
         elif kind == wire.END:
             self.end = text
-        elif kind == wire.PREFETCHES:
-            self.can_prefetch = text == "yes"
         elif kind == wire.BROKEN:
             self.broken = text
         elif kind == wire.UNWRITABLE:

@@ -47,10 +47,7 @@ _COMMAND_GRACE_S = 5.0
 _BATCH_S = 0.002
 _FEW = 8
 """The last items of a unit, whose results are not left to accumulate."""
-_OF_EXECUTOR = (
-    *("loaded", "_executor", "_answering", "_prefetches", "_hinted", "_killing"),
-    *("_ill", "_lost_in"),
-)
+_OF_EXECUTOR = ("loaded", "_executor", "_answering", "_prefetches", "_hinted", "_ill")
 """What a runner knows of its executor, which outlives a name of its worker."""
 
 
@@ -88,16 +85,12 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         self._overtaken = False
         self._tally = Tally()
         self._counted = Counts(0, 0, 0)
-        self._prefetches: dict[str, bool] = {}
-        """Stage -> whether its workload has ``prefetch``, as an executor reported."""
+        self._prefetches = True
+        """Whether no executor has died: a prefetch may have killed it, and would kill more."""
         self._hinted: set[tuple[str, str]] = set()
         """(Stage, group) pairs that the executor was asked to prefetch."""
-        self._killing: set[tuple[str, str]] = set()
-        """Those whose prefetch may have killed an executor."""
         self._ill = False
         """Whether the last item that the executor finished failed: its process may be the cause."""
-        self._lost_in = ("", "")
-        """Stage and unit in which an executor last died; the next one must not prefetch there."""
         self._answering: tuple[Assignment, Stream] | None = None
         """The request that the executor answers now."""
         self.held: tuple[str, str] | None = None
@@ -232,8 +225,6 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         self._answering = None
         if stream.failed is not None:
             self._ill = stream.failed
-        if stream.can_prefetch is not None:
-            self._prefetches[assignment.stage.paths.name] = stream.can_prefetch
         return how
 
     def _after(
@@ -258,8 +249,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
             if stream.end not in ("", wire.FAILING):
                 return self._stopped
         elif left and how != "again":
-            self._killing |= self._hinted
-            self._lost_in = assignment.stage.paths.name, assignment.unit.name
+            self._prefetches = False
             if ran_out(assignment, how):
                 seconds = self.clock.monotonic() - stream.since
                 stream.lines.out_of_memory(item := left.pop(0), f"executor {how}", seconds)
@@ -279,16 +269,11 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         return Outcome.HELD if hold else Outcome.STOPPED
 
     def _hint(self, assignment: Assignment) -> dict[str, Any]:
-        """The request's field about prefetching: a group, once per group and executor, or nothing.
-
-        No prefetch in a unit in which an executor died: if the prefetch killed it, the next items
-        would be blamed as well.
-        """
-        stage = assignment.stage.paths.name
-        if self._lost_in == (stage, assignment.unit.name):
+        """The request's field about prefetching: a group, once for each executor, or nothing."""
+        if not self._prefetches:
             return {"prefetch": False}
-        group = self.next_group(assignment) if self._prefetches.get(stage, True) else None
-        if group is None or (stage, group) in self._hinted | self._killing:
+        stage, group = assignment.stage.paths.name, self.next_group(assignment)
+        if group is None or (stage, group) in self._hinted:
             return {}
         self._hinted.add((stage, group))
         return {"next_group": group}

@@ -25,7 +25,6 @@ from hpc_toolkit.worker.attempts import (
     CONSECUTIVE_FAILURES,
     DONE,
     END,
-    PREFETCHES,
     UNWRITABLE,
     Report,
 )
@@ -80,8 +79,6 @@ class FakeExecutor:
                 self._report.failure(FAILURES[what])
             case "die":
                 os.close(self._life)
-            case "can prefetch":
-                self.send(PREFETCHES, b"yes")
             case end:
                 self.send(END, end.removeprefix("end ").removeprefix("end").encode())
 
@@ -616,21 +613,19 @@ def test_executor_that_answers_another_request_is_ended_and_its_answer_is_not_jo
     assert stage.ends == 1
 
 
-def test_what_may_have_killed_an_executor_is_named_to_no_other(make: Make) -> None:
+def test_after_the_death_of_an_executor_nothing_is_prefetched(make: Make) -> None:
     stage = make(8)
-    ahead = iter(['"b"', '"c"', '"b"', '"c"', '"d"'])
+    ahead = iter(['"b"', '"b"', '"c"'])
     stage.next_group = lambda: next(ahead)
-    stage.run("can prefetch", "failed", "failed", "failed", "done", "end")
+    stage.run("failed", "done", "done", "done", "end")
     stage.view.poll_journals()
-    stage.run("failed", "die", generation=2)
+    stage.run("done", "end", generation=2)
+    stage.run("done", "done", "die", unit="000001-4")
+    stage.view.poll_journals()
+    stage.run("done", "done", "end", unit="000001-4", generation=2)
 
-    for generation in (1, 2, 3):
-        stage.view.poll_journals()
-        script = ("failed", "failed", "failed", "failed", "end")
-        stage.run(*script, unit="000001-4", generation=generation)
-
-    hints = [request.get("next_group") for request in stage.requests]
-    assert hints == ['"b"', '"c"', None, None, '"d"']
+    hints = [(one.get("next_group"), one.get("prefetch", True)) for one in stage.requests]
+    assert hints == [('"b"', True), (None, True), ('"c"', True), (None, False)]
 
 
 OOM = {"on": "oom", "memory": "x2", "up_to": 4}

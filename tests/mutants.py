@@ -357,7 +357,7 @@ MUTANTS = (
     Mutant(
         "I6",
         "a claim is won by looking, not by creating",
-        "queue/claims.py",
+        "queue/units.py",
         "        return owner == worker",
         "        return self.generation(unit) == generation",
         ("test_queue_log.py",),

@@ -15,10 +15,10 @@ from zlib import crc32
 import pytest
 
 from hpc_toolkit.queue import items as items_module
-from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.items import Item, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
+from hpc_toolkit.queue.units import Claims
 from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line
@@ -41,7 +41,7 @@ def plain_items(count: int) -> list[Item]:
 def units_of(size: int) -> Iterator[None]:
     """Divide every segment that is created inside the block into units of ``size`` items."""
 
-    def cut(_groups: Any, count: int, **_more: Any) -> list[tuple[int, int]]:
+    def cut(_spans: Any, count: int, **_more: Any) -> list[tuple[int, int]]:
         return [(first, min(size, count - first)) for first in range(0, count, size)]
 
     with pytest.MonkeyPatch.context() as patch:

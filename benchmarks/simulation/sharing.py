@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from hpc_toolkit.queue.affinity import FreshUnits
-from hpc_toolkit.queue.claims import Claims, parse_claim
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.state import UnitState
+from hpc_toolkit.queue.units import Claims, parse_claim
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.items import Item, canonical
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
+from hpc_toolkit.queue.units import Claims
 from hpc_toolkit.results.explain import unit_items
 from hpc_toolkit.rundir.files import list_names, read_fresh, write_new
 from hpc_toolkit.rundir.journal import encode_line, release_line

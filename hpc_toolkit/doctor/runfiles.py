@@ -18,10 +18,10 @@ from typing import Any, Literal
 from hpc_toolkit.campaign.settings import read_settings
 from hpc_toolkit.doctor.sides import Finding, Verdict, fine
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.queue.claims import claim_name, parse_claim
 from hpc_toolkit.queue.graph import GRAPH, Graph
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.queue.units import claim_name, parse_claim
 from hpc_toolkit.results.tables import row_fault
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader

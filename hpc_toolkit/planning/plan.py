@@ -20,7 +20,7 @@ from hpc_toolkit.planning.forecast import (
 )
 from hpc_toolkit.planning.nodes import Node, number
 from hpc_toolkit.planning.work import Batch, StageWork, Work
-from hpc_toolkit.queue.units import cut_spans
+from hpc_toolkit.queue.units import plan_units
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.system.quantities import (
     HOUR_S,
@@ -141,7 +141,7 @@ def typed_work(items: int, groups: int = 1) -> Work:
     ends = [size * number + min(number, more) for number in range(1, groups + 1)]
     spans = [(first, end - first) for first, end in zip([0, *ends], ends, strict=False)]
     batches = []
-    for first, count in cut_spans(spans if groups > 1 else None, items):
+    for first, count in plan_units(spans if groups > 1 else None, items):
         group = bisect_right(ends, first)
         loads = bisect_right(ends, first + count - 1) - group + 1
         batches.append(Batch(f'"#{group}"' if groups > 1 else "", first, count, loads))

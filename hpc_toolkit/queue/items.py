@@ -205,8 +205,8 @@ def encode_segment(
     wants = [given.wants[index] for index in order] if given.wants else []
     cut: list[tuple[int, int]] = []
     for start, length in runs_of(wants) or [(0, len(lines))]:
-        of = None if groups is None else groups[start : start + length]
-        found = plan_units(of, length, unit_size=unit_size, taper=items_per_claim is None)
+        spans = None if groups is None else runs_of(groups[start : start + length])
+        found = plan_units(spans, length, unit_size=unit_size, taper=items_per_claim is None)
         cut += [(start + first, count) for first, count in found]
     for first, count in cut:
         units.append([first, count, offset, groups[first] if groups is not None else -1])

@@ -1,7 +1,8 @@
-"""Units, the items of one claim, and the segment files that have them.
+"""Units, the items of one claim; the segment files that have them, and the claims themselves.
 
 Units are a pure function of the groups, fixed when a segment is made, and checked when its header
-is read, so that no item gets the result of another.
+is read, so that no item gets the result of another. Claims are names that only one worker can
+create (rules R1, R3).
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import RunError
+from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import read_span
+from hpc_toolkit.rundir.layout import StagePaths
 from hpc_toolkit.system.jsonlines import decode, decode_each, encode
 
 MAX_UNIT = 256
@@ -31,6 +34,9 @@ _SHORT_SHARES = 256
 # compute all its items at once.
 _MAX_GROUP_UNITS = 8192  # or a few percent more, as sizes are rounded
 # With more groups, several complete groups share a unit, or claims would need too many inodes.
+
+_SUFFIX = ".lock"
+_FIRST = f".1{_SUFFIX}"
 
 
 class Unit(NamedTuple):
@@ -55,25 +61,17 @@ class Unit(NamedTuple):
 
 
 def plan_units(
-    groups: Sequence[int] | None, count: int, *, unit_size: int = MAX_UNIT, taper: bool = True
-) -> list[tuple[int, int]]:
-    """Cut ``count`` items into units: (first, count) of each, in order, without a gap.
-
-    ``groups`` are the group index of each item, non-decreasing; None without groups. Without
-    ``taper``, units have ``unit_size`` items up to the end of the list or of a group.
-    """
-    spans = None if groups is None else runs_of(groups)
-    return cut_spans(spans, count, unit_size=unit_size, taper=taper)
-
-
-def cut_spans(
     spans: Sequence[tuple[int, int]] | None,
     count: int,
     *,
     unit_size: int = MAX_UNIT,
     taper: bool = True,
 ) -> list[tuple[int, int]]:
-    """Cut units as :func:`plan_units` does; ``spans`` are (first, count) of each group."""
+    """Cut ``count`` items into units: (first, count) of each, in order, without a gap.
+
+    ``spans`` are (first, count) of each group; None without groups. Without ``taper``, units have
+    ``unit_size`` items up to the end of the list or of a group.
+    """
     if spans is not None and len(spans) > _MAX_GROUP_UNITS:
         return _pack(spans, unit_size)
     shares = _SHORT_SHARES if spans is None and count <= _SHORT else _SHARES
@@ -213,25 +211,23 @@ class Segment:
         self.units = [Unit(entry, first, count, group) for first, count, _, group in rows]
         """In the order of their items."""
 
-    def lines(self, unit: Unit, *, fd: int | None = None) -> list[bytes]:
-        """The JSON of a unit's items, without newlines; ``fd``: an open descriptor of this file.
-
-        Raises RunError: lines are damaged; the message names the first one.
-        """
-        return self.read(unit, fd=fd)[0]
+    def lines(self, unit: Unit) -> list[bytes]:
+        """The JSON of a unit's items, without newlines. Raises RunError as :meth:`read`."""
+        return self.read(unit)[0]
 
     def read(
         self, unit: Unit, *, fd: int | None = None
     ) -> tuple[list[bytes], list[dict[str, Any]]]:
-        """As :meth:`lines`, and the items themselves."""
+        """The JSON of a unit's items, without newlines, and the items themselves.
+
+        ``fd``: an open descriptor of this file. Raises RunError: lines are damaged; the message
+        names the first one.
+        """
         index = self._index(unit.first)
         start, end = self._starts[index : index + 2]
-        opened = os.open(self.path, os.O_RDONLY) if fd is None else fd
-        try:
+        own = files.closing(os.open(self.path, os.O_RDONLY)) if fd is None else nullcontext(fd)
+        with own as opened:
             data = read_span(opened, start, end)
-        finally:
-            if fd is None:
-                os.close(opened)
         lines = data.split(b"\n")[:-1]
         return lines, self._decode(unit, lines)
 
@@ -283,7 +279,7 @@ class Segment:
         """The JSON of every item, by position. Raises RunError: as :meth:`lines` does."""
         with self.path.open("rb") as file:
             for unit in self.units:
-                yield from self.lines(unit, fd=file.fileno())
+                yield from self.read(unit, fd=file.fileno())[0]
 
     def group_of(self, unit: Unit) -> Any:
         return self.groups[unit.group] if unit.group >= 0 else None
@@ -325,3 +321,80 @@ class UnitReader:
             self._segment = None
             with suppress(OSError):
                 os.close(self._fd)
+
+
+def claim_name(unit: str, generation: int) -> str:
+    return f"{unit}.{generation}{_SUFFIX}"
+
+
+def parse_claim(name: str) -> tuple[str, int] | None:
+    """(unit, generation) of a claim's file name; None for any other file."""
+    stem, dot, generation = name.removesuffix(_SUFFIX).rpartition(".")
+    if not name.endswith(_SUFFIX) or not dot or not generation.isdigit():
+        return None
+    return stem, int(generation)
+
+
+class Claims:
+    """The claims of a stage that one process knows; an outdated view only costs repeated work."""
+
+    def __init__(self, paths: StagePaths, *, local: bool = False) -> None:
+        """``local``: the directory is on a filesystem of this kernel alone."""
+        self._paths = paths
+        self._local = local
+        self._twins: dict[str, Path] = {}
+        """The newest claim of each worker that claims through this object."""
+        self.newest: dict[str, int] = {}
+        """Highest generation seen of each claimed unit."""
+        self._owners: dict[tuple[str, int], str] = {}
+
+    def refresh(self) -> None:
+        for name in files.list_names(self._paths.claims):
+            # Nearly all claims are first ones, and a long list has tens of thousands.
+            if name.endswith(_FIRST):
+                self.newest.setdefault(name[: -len(_FIRST)], 1)
+            elif (parsed := parse_claim(name)) is not None:
+                self._note(*parsed)
+
+    def _note(self, unit: str, generation: int) -> None:
+        if generation > self.newest.get(unit, 0):
+            self.newest[unit] = generation
+
+    def generation(self, unit: str) -> int:
+        """The newest generation seen; 0 if no worker claimed the unit."""
+        return self.newest.get(unit, 0)
+
+    def owner(self, unit: str, generation: int) -> str:
+        """The worker that a claim names; "" if the claim cannot be read now."""
+        key = (unit, generation)
+        if key not in self._owners:
+            with suppress(OSError):
+                self._owners[key] = files.read_name(self._paths.claims / claim_name(*key))
+        return self._owners.get(key, "")
+
+    def create(self, unit: str, generation: int, worker: str) -> bool:
+        """Claim a generation of a unit; return whether ``worker`` owns it.
+
+        Raises OSError: the claim could not be created and does not exist.
+        """
+        path = self._paths.claims / claim_name(unit, generation)
+        try:
+            owner = files.create_name(path, worker, twin=self._twins.get(worker))
+        except OSError:
+            if not path.is_symlink() and not path.exists():
+                raise
+            # The claim exists but cannot be read: time its owner like a silent worker (rule R6).
+            self._note(unit, generation)
+            return False
+        self._owners[unit, generation] = owner
+        self._note(unit, generation)
+        if owner == worker and self._local:
+            self._twins[worker] = path
+        return owner == worker
+
+    def overtaken(self, unit: str, generation: int) -> bool:
+        """Check the directory for a claim of the next generation."""
+        path = self._paths.claims / claim_name(unit, generation + 1)
+        if exists := path.is_symlink():
+            self._note(unit, generation + 1)
+        return exists

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from hpc_toolkit.queue.affinity import Durations, group_key
-from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.pacing import PER_LOOK, READINGS_PER_S, pause_local_s
 from hpc_toolkit.queue.presence import (
@@ -22,7 +21,7 @@ from hpc_toolkit.queue.presence import (
     presence_of,
 )
 from hpc_toolkit.queue.state import ItemState, Ref, StageState, UnitState
-from hpc_toolkit.queue.units import Unit
+from hpc_toolkit.queue.units import Claims, Unit
 from hpc_toolkit.queue.wants import Specs
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
@@ -116,10 +115,8 @@ class StageView:
 
         An owner with a made-up name is timed like a silent worker, from when it was first seen.
         """
-        try:
-            return self.claims.owner(name, generation)
-        except OSError:
-            return f"unreadable-{self.paths.name}-{name}.{generation}"
+        made_up = f"unreadable-{self.paths.name}-{name}.{generation}"
+        return self.claims.owner(name, generation) or made_up
 
     def holders(self, names: Iterable[str]) -> set[str]:
         """Workers that hold one of these units: a unit that is open, claimed and not released."""

@@ -13,10 +13,10 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.queue.claims import parse_claim
 from hpc_toolkit.queue.control import SILENT_NODE, FreeUnit
 from hpc_toolkit.queue.pacing import NAMES_EVERY
 from hpc_toolkit.queue.presence import host_part
+from hpc_toolkit.queue.units import parse_claim
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.leases import Liveness, Verdict

@@ -178,7 +178,11 @@ def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
         "group": stage.log.segments[unit.entry].group_of(unit),
         "state": str(stage.state.item_state(state, found.position)),
         "claims": [
-            {"generation": n, "worker": _owner(stage, unit, n), "released": n in state.released}
+            {
+                "generation": n,
+                "worker": stage.claims.owner(unit.name, n) or None,
+                "released": n in state.released,
+            }
             for n in range(1, stage.claims.generation(unit.name) + 1)
         ],
         "attempts": [
@@ -241,13 +245,6 @@ def _cause(view: RunView, stage: StageView, item: Item, ref: ItemRef | None) -> 
     failure = history.last_failure(stage.state.floor(*ref)) if history else None
     error = {} if failure is None else {"error": _first_line(_record(view, failure))}
     return {"item": item, "state": str(stage.state.item_state(unit, ref[1])), **error}
-
-
-def _owner(stage: StageView, unit: Unit, generation: int) -> str | None:
-    try:
-        return stage.claims.owner(unit.name, generation)
-    except OSError:
-        return None
 
 
 def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, Any]]]:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import heapq
 import math
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.state import ItemState, Ref, UnitState
+from hpc_toolkit.queue.units import claim_name
 from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.workers import chunk_of, end_of_journal, lines_of
 from hpc_toolkit.rundir.journal import Line, next_release
@@ -179,13 +178,6 @@ class _Unit(NamedTuple):
             clock = UNKNOWN if at is None else BY_FILE
         return Claim(**self.place, generation=generation, worker=worker, at=at, clock=clock)
 
-    def owner(self, generation: int) -> str | None:
-        """The worker that a claim names; None if the claim cannot be read."""
-        path = self.stage.paths.claims / claim_name(self.name, generation)
-        with suppress(OSError):
-            return os.readlink(path)
-        return None
-
     def _file_time(self, generation: int) -> float | None:
         """Time of a claim's file; a claim that is one more name of an earlier claim has none."""
         path = self.stage.paths.claims / claim_name(self.name, generation)
@@ -302,8 +294,9 @@ class History:
                     continue
                 unit = _Unit.of(stage, state)
                 for generation in range(1, newest + 1):
-                    owner = None if generation in state.released else unit.owner(generation)
-                    if owner is not None:
+                    if generation in state.released:
+                        continue
+                    if owner := stage.claims.owner(name, generation):
                         claim = unit.claim(generation, owner)
                         found.append((math.inf if claim.at is None else claim.at, claim))
         yield from sorted(found, key=_TIME)

@@ -94,7 +94,9 @@ def count_items(stage: StageView, alive: set[str], possible: set[str]) -> StageC
             if history is not None:
                 duplicates += max(0, history.done_lines - 1)
                 retried += len(history.failures) + (history.done is not None) > 1
-        holder = _holder(stage, name) if waiting else None
+        generation = stage.claims.generation(name) if waiting else 0
+        held = generation and not stage.is_released(name)
+        holder = stage.claims.owner(name, generation) if held else None
         if holder is None or (holder and holder not in possible):
             pending += waiting
         else:
@@ -127,17 +129,6 @@ def with_following(view: RunView, stages: dict[str, StageCounts]) -> dict[str, S
         stages[name] = replace(stages[name], waiting=waiting, skipped=skipped)
         expected[name] += waiting
     return stages
-
-
-def _holder(stage: StageView, unit: str) -> str | None:
-    """Return the worker that holds a unit; None: nobody does, "": its name cannot be read."""
-    generation = stage.claims.generation(unit)
-    if generation == 0 or stage.is_released(unit):
-        return None
-    try:
-        return stage.claims.owner(unit, generation)
-    except OSError:
-        return ""
 
 
 def no_progress(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.queue.claims import claim_name
+from hpc_toolkit.queue.units import claim_name
 from hpc_toolkit.rundir.journal import JournalWriter
 from hpc_toolkit.worker import unitruns
 from hpc_toolkit.worker.attempts import END, Report

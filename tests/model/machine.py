@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.assignment import Assignment, Picker
-from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.control import (
     ControlReader,
     DeathNotice,
@@ -24,6 +23,7 @@ from hpc_toolkit.queue.control import (
 from hpc_toolkit.queue.items import add_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
+from hpc_toolkit.queue.units import claim_name
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.results.gather import NotCompleteError, gather

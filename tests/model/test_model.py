@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from hpc_toolkit.queue import state
 from hpc_toolkit.queue.assignment import Picker
-from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.control import SILENT_NODE, ControlReader
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.state import History, StageState
+from hpc_toolkit.queue.units import Claims
 from hpc_toolkit.queue.view import StageView
 from hpc_toolkit.results import gather
 from hpc_toolkit.rundir import files

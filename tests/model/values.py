@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.queue.claims import parse_claim
+from hpc_toolkit.queue.units import parse_claim
 from tests.model.memorydisk import ROOT, Content
 
 if TYPE_CHECKING:

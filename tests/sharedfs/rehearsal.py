@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.lab.commands import search_path
-from hpc_toolkit.queue.claims import parse_claim
 from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.queue.units import parse_claim
 from hpc_toolkit.rundir.journal import decode_line
 from tests.sharedfs import arms
 from tests.sharedfs.agent import MARK

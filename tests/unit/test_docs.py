@@ -14,7 +14,7 @@ import pytest
 
 import hpc_toolkit
 from hpc_toolkit.cli import EXIT_BUG
-from hpc_toolkit.queue.units import Segment, plan_units
+from hpc_toolkit.queue.units import Segment, plan_units, runs_of
 from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.slurm.clusters.facts import VARIABLES
 from tests import manpage
@@ -190,6 +190,6 @@ def test_segment_header_of_the_format_is_one(tmp_path: Path) -> None:
     segment = Segment(path, 1)
 
     groups = [unit.group for unit in segment.units for _ in unit.items]
-    assert plan_units(groups, segment.count) == [(u.first, u.count) for u in segment.units]
+    assert plan_units(runs_of(groups), segment.count) == [(u.first, u.count) for u in segment.units]
     assert segment.order is not None
     assert sorted(segment.order) == list(range(segment.count))

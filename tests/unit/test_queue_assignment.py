@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.queue.assignment import Assignment, Picker
-from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.left import Rest
+from hpc_toolkit.queue.units import claim_name
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import create_run
 from hpc_toolkit.rundir.layout import Manifest

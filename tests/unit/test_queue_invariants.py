@@ -28,10 +28,10 @@ from hypothesis.stateful import (
 )
 
 from hpc_toolkit.queue.assignment import Assignment, Picker
-from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.control import ControlReader, ask_to_drain
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.state import MAX_DEATHS, is_killer
+from hpc_toolkit.queue.units import claim_name
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import NotCompleteError, gather
 from hpc_toolkit.results.status import read_status

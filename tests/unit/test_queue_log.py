@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.queue.claims import Claims, claim_name, parse_claim
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.units import Claims, claim_name, parse_claim
 from hpc_toolkit.rundir.layout import StagePaths
 from tests.replacedcalls import CountedCalls
 from tests.toyrun import FAULTS, all_at_once, every_fault
@@ -330,8 +330,7 @@ def test_a_claim_whose_target_cannot_be_read_is_not_ours(paths: StagePaths) -> N
     assert not claims.create("000001-0", 1, "me")
 
     assert claims.generation("000001-0") == 1
-    with pytest.raises(OSError, match="Invalid argument"):
-        claims.owner("000001-0", 1)
+    assert claims.owner("000001-0", 1) == ""
 
 
 def test_refresh_finds_the_newest_generation(paths: StagePaths) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.queue import units as units_module
 from hpc_toolkit.queue.affinity import FreshUnits
-from hpc_toolkit.queue.units import MAX_UNIT, Unit, plan_units
+from hpc_toolkit.queue.units import MAX_UNIT, Unit, plan_units, runs_of
 
 
 @st.composite
@@ -24,7 +24,7 @@ def groupings(draw: st.DrawFn) -> list[int]:
 
 @given(groupings())
 def test_units_cover_groups_and_never_mix_two(groups: list[int]) -> None:
-    units = plan_units(groups, len(groups))
+    units = plan_units(runs_of(groups), len(groups))
 
     assert [i for first, size in units for i in range(first, first + size)] == list(
         range(len(groups))
@@ -38,7 +38,7 @@ def test_many_groups_share_units_whole(groups: list[int], most: int) -> None:
     """A unit is a part of one group, or several whole ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units_module, "_MAX_GROUP_UNITS", most)
-        units = plan_units(groups, len(groups))
+        units = plan_units(runs_of(groups), len(groups))
 
     assert [i for first, size in units for i in range(first, first + size)] == list(
         range(len(groups))
@@ -98,21 +98,21 @@ def test_a_given_number_of_items_per_claim_is_the_size_of_all_units_but_the_last
 def test_a_given_number_of_items_per_claim_ends_at_the_border_of_a_group() -> None:
     groups = [0] * 5 + [1] * 4
 
-    units = plan_units(groups, 9, unit_size=2, taper=False)
+    units = plan_units(runs_of(groups), 9, unit_size=2, taper=False)
 
     assert units == [(0, 2), (2, 2), (4, 1), (5, 2), (7, 2)]
 
 
 def test_a_million_items_and_a_million_groups_stay_few_units() -> None:
     assert len(plan_units(None, 1_000_000)) < 5_000
-    assert len(plan_units(range(100_000), 100_000)) <= 8_300
+    assert len(plan_units(runs_of(range(100_000)), 100_000)) <= 8_300
 
 
 def test_13_groups_a_worker_are_claimed_one_by_one_up_to_600_workers() -> None:
     """Several in one claim would leave workers idle at the end."""
     groups = [group for group in range(13 * 600) for _ in range(6)]
 
-    assert max(size for _, size in plan_units(groups, len(groups))) == 6
+    assert max(size for _, size in plan_units(runs_of(groups), len(groups))) == 6
 
 
 @pytest.mark.parametrize("count", [8200, 12_288, 20_000, 55_296])
@@ -121,7 +121,7 @@ def test_thousands_of_workers_end_together_when_units_hold_several_groups(count:
     groups = [group for group in range(count) for _ in range(12)]
     loads = [0] * 4096
 
-    units = plan_units(groups, len(groups))
+    units = plan_units(runs_of(groups), len(groups))
     for _, size in units:
         heapq.heapreplace(loads, loads[0] + size)
 

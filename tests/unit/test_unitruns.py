@@ -16,8 +16,8 @@ import pytest
 
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.queue.assignment import Assignment
-from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import Verdict
+from hpc_toolkit.queue.units import Claims
 from hpc_toolkit.rundir.journal import read_lines
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import unitlines, unitruns

@@ -203,7 +203,7 @@ class Hpctk:
                 started.process.wait()
                 return [f"{started.process.args!r}", *self._kill_marked()]
         end = time.monotonic() + HANG_S
-        while self._marked() and time.monotonic() < end:
+        while self.marked() and time.monotonic() < end:
             time.sleep(0.01)
         return self._kill_marked()
 
@@ -212,7 +212,8 @@ class Hpctk:
         while self._kill_marked():
             pass
 
-    def _marked(self) -> dict[int, str]:
+    def marked(self) -> dict[int, str]:
+        """The processes that were started here, or by those, and their command lines."""
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -221,7 +222,7 @@ class Hpctk:
         return found
 
     def _kill_marked(self) -> list[str]:
-        marked = self._marked()
+        marked = self.marked()
         for pid in marked:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

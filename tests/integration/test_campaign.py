@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.realrun import wait_until
+from hpc_toolkit.campaign.coordinator import dry_run
+from hpc_toolkit.campaign.settings import read_campaign
+from hpc_toolkit.slurm.batch.work import read_left
+from hpc_toolkit.worker.loading import load_object
+from tests.documents import REPOSITORY
+from tests.integration.realrun import Hpctk, wait_until
 
-HERE = Path(__file__).parent
 CAMPAIGN = """
 name = "toy"
 seed = 3
@@ -68,60 +69,18 @@ options = { features = "all" }
 """What stands below ``[search]``."""
 
 
-@pytest.fixture
-def campaign(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "toy.toml"
-    path.write_text(CAMPAIGN)
-    (tmp_path / "toy_campaign.py").write_bytes((HERE / "toy_campaign.py").read_bytes())
-    yield path
-    for pid in processes_in(tmp_path):
-        os.kill(pid, signal.SIGKILL)
-
-
-def command(campaign: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "hpc_toolkit", *words],
-        cwd=campaign.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
-    )
-
-
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    out, err = process.communicate()
-    assert process.returncode == code, err
-    return out
-
-
-def run(campaign: Path, *words: str, workers: int = 3) -> dict[str, Any]:
-    words = ("campaign", "run", campaign.name, "--workers", str(workers), "--json", *words)
-    summary: dict[str, Any] = json.loads(finish(command(campaign, *words)))
+def run(hpctk: Hpctk, *words: str, workers: int = 3) -> dict[str, Any]:
+    ended = hpctk("campaign", "run", "toy.toml", "--workers", workers, "--json", *words)
+    assert ended.code == 0, ended.err
+    summary: dict[str, Any] = ended.json
     return summary
 
 
-def processes_in(root: Path) -> list[int]:
-    """The processes whose working directory is ``root``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "cwd").readlink() == root:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return [pid for pid in found if pid != os.getpid()]
-
-
-def kill_everything(process: subprocess.Popen[str], root: Path) -> None:
-    """SIGKILL for the parent, the coordinator, workers and executors at once."""
-    for pid in processes_in(root):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.communicate()
+@pytest.fixture
+def toy(hpctk: Hpctk) -> Hpctk:
+    """A directory with the campaign, whose code is beside this module."""
+    (hpctk.cwd / "toy.toml").write_text(CAMPAIGN)
+    return hpctk
 
 
 def asked(root: Path) -> int:
@@ -129,43 +88,41 @@ def asked(root: Path) -> int:
     return len(list(log.iterdir())) if log.is_dir() else 0
 
 
-def test_campaign_runs_all_stages_once_and_is_refused_with_changed_settings(campaign: Path) -> None:
-    summary = run(campaign)
-    entries = asked(campaign.parent)
+def test_campaign_runs_all_stages_once_and_is_refused_with_changed_settings(toy: Hpctk) -> None:
+    summary = run(toy)
+    entries = asked(toy.cwd)
 
     assert summary["arms"] == ARMS
     assert summary["evaluated"] == 14
     assert summary["best"]["arm"] in ("s/step16/layer3", "m/step16/layer3")
-    status = json.loads(finish(command(campaign, "status", "--json")))
+    status = toy("status", "--json").json
     assert status["complete"]
     assert status["stages"]["prepare"]["done"] == 2
     assert status["stages"]["metrics"]["done"] == ARMS
     assert status["stages"]["tasks"]["done"] == 14 * 3
 
-    assert run(campaign) == summary
-    assert asked(campaign.parent) == entries
+    assert run(toy) == summary
+    assert asked(toy.cwd) == entries
 
-    campaign.write_text(CAMPAIGN.replace("seed = 3", "seed = 4").replace('"c"]', '"d"]'))
-    changed = command(campaign, "campaign", "run", "toy.toml")
-    assert "seed, tasks.names" in changed.communicate()[1]
-    assert changed.returncode == 1
+    Path("toy.toml").write_text(CAMPAIGN.replace("seed = 3", "seed = 4").replace('"c"]', '"d"]'))
+    changed = toy("campaign", "run", "toy.toml")
+    assert (changed.code, "seed, tasks.names" in changed.err) == (1, True)
 
 
 @pytest.mark.slow
 def test_campaign_sequence_does_not_depend_on_workers_or_kills(
-    campaign: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    toy: Hpctk, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    other = tmp_path_factory.mktemp("killed")
-    calm = run(campaign, workers=1)
+    calm = run(toy, workers=1)
     monkeypatch.setenv("TOY_SLOWEST_S", "0.15")
-    check_kills(campaign, other, calm, (0, 1, 3, 4, 7, 10, 13))
+    check_kills(toy, tmp_path_factory.mktemp("killed"), calm, (0, 1, 3, 4, 7, 10, 13))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("search", SEARCHES)
 def test_sequence_of_any_search_does_not_depend_on_workers_or_kills(
     search: str,
-    campaign: Path,
+    toy: Hpctk,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -173,30 +130,28 @@ def test_sequence_of_any_search_does_not_depend_on_workers_or_kills(
     # A race whose tasks have no durations orders them by those that it measures.
     seconds = 'names = ["a", "b", "c"]\nseconds = { a = 1, b = 2, c = 3 }'
     text = CAMPAIGN.replace(WINDOW, "\n" + SEARCHES[search])
-    campaign.write_text(text.replace('names = ["a", "b", "c"]', seconds))
-    other = tmp_path_factory.mktemp("killed")
-    check_kills(campaign, other, run(campaign, workers=1), (1, 2))
+    Path("toy.toml").write_text(text.replace('names = ["a", "b", "c"]', seconds))
+    check_kills(toy, tmp_path_factory.mktemp("killed"), run(toy, workers=1), (1, 2))
 
 
-def check_kills(
-    campaign: Path, other: Path, calm: dict[str, Any], entries: tuple[int, ...]
-) -> None:
+def check_kills(toy: Hpctk, place: Path, calm: dict[str, Any], entries: tuple[int, ...]) -> None:
     """A campaign whose processes are all killed once its log has so many entries, each time that
     it is begun again, against the same one left alone."""
-    for name in ("toy.toml", "toy_campaign.py"):
-        (other / name).write_bytes((campaign.parent / name).read_bytes())
+    other = Hpctk(place)
+    (place / "toy.toml").write_bytes((toy.cwd / "toy.toml").read_bytes())
     kills = 0
     for number in entries:
-        process = command(other / "toy.toml", "campaign", "run", "toy.toml", "--workers", "3")
-        while asked(other) < number and process.poll() is None:
+        started = other.start("campaign", "run", "toy.toml", "--workers", "3")
+        while asked(place) < number and started.process.poll() is None:
             time.sleep(0.01)
-        kills += process.poll() is None
-        kill_everything(process, other)
+        kills += started.process.poll() is None
+        other.kill_all()
+        started.process.wait()
 
-    summary = run(other / "toy.toml")
+    summary = run(other)
 
     assert kills >= min(6, len(entries))
-    assert asks_in(other) == asks_in(campaign.parent)
+    assert asks_in(place) == asks_in(toy.cwd)
     assert summary["sequence"] == calm["sequence"]
     assert summary["best"] == calm["best"]
     assert summary["ended"] == calm["ended"]
@@ -209,57 +164,91 @@ def asks_in(root: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_coordinator_killed_alone_is_started_again_by_the_run(campaign: Path) -> None:
-    calm = run(campaign)
-    process = command(
-        campaign, "campaign", "run", "toy.toml", "--workers", "2", "--run", "runs/again", "--json"
-    )
-    log = campaign.parent / "runs/again/stages/tasks/log"
+def test_a_coordinator_killed_alone_is_started_again_by_the_run(toy: Hpctk) -> None:
+    calm = run(toy)
+    words = ("campaign", "run", "toy.toml", "--workers", "2", "--run", "runs/again", "--json")
+    started = toy.start(*words)
+    log = toy.cwd / "runs/again/stages/tasks/log"
     killed = 0
-    while process.poll() is None and killed < 3:
+    while started.process.poll() is None and killed < 3:
         if log.is_dir() and len(list(log.iterdir())) > 2 * killed:
-            for pid in coordinators(campaign.parent):
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
+            for pid, line in toy.marked().items():
+                if "\0coordinate\0" in line:
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
         time.sleep(0.02)
 
-    summary = json.loads(finish(process))
+    ended = started.ended()
 
     assert killed >= 2
-    assert summary["sequence"] == calm["sequence"]
+    assert ended.json["sequence"] == calm["sequence"]
 
 
-def coordinators(root: Path) -> list[int]:
-    found = []
-    for pid in processes_in(root):
-        try:
-            if b"\0coordinate\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
+def test_second_coordinator_ends_or_repeats_nothing(toy: Hpctk) -> None:
+    first = toy.start("campaign", "run", "toy.toml", "--workers", "2", "--json")
+    wait_until(lambda: asked(toy.cwd) >= 2, "two asks")
+    rivals = [toy.start("campaign", "coordinate", "runs/toy") for _ in range(2)]
 
+    summary = first.ended().json
 
-def test_second_coordinator_ends_or_repeats_nothing(campaign: Path) -> None:
-    process = command(campaign, "campaign", "run", "toy.toml", "--workers", "2", "--json")
-    wait_until(lambda: asked(campaign.parent) >= 2, "two asks")
-    rivals = [command(campaign, "campaign", "coordinate", "runs/toy") for _ in range(2)]
-
-    summary = json.loads(finish(process))
-    for rival in rivals:
-        rival.communicate()
-
-    assert {rival.returncode for rival in rivals} <= {0, 75}
+    assert {rival.ended().code for rival in rivals} <= {0, 75}
     assert len(summary["sequence"]) == len(set(summary["sequence"])) == 14
 
 
-def test_campaign_with_an_unknown_key_names_the_near_miss(campaign: Path) -> None:
-    campaign.write_text(CAMPAIGN.replace("budget", "budgett"))
+def test_campaign_with_an_unknown_key_names_the_near_miss(toy: Hpctk) -> None:
+    Path("toy.toml").write_text(CAMPAIGN.replace("budget", "budgett"))
 
-    process = command(campaign, "campaign", "run", "toy.toml")
-    _, err = process.communicate()
+    ended = toy("campaign", "run", "toy.toml")
 
-    assert process.returncode == 1
-    assert "toy.toml: search: unknown key 'budgett'" in err
-    assert "did you mean 'budget'?" in err
-    assert not (campaign.parent / "runs").exists()
+    assert ended.code == 1
+    assert "toy.toml: search: unknown key 'budgett'" in ended.err
+    assert "did you mean 'budget'?" in ended.err
+    assert not Path("runs").exists()
+
+
+def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
+    Path("toy.toml").write_text(CAMPAIGN.replace("budget = 14", "budget = 4"))
+    made = toy("init", "runs/toy", "--campaign", "toy.toml")
+    left = read_left(toy.cwd / "runs/toy", 1.0)
+    done = toy("campaign", "run", "toy.toml", "--workers", "2")
+    after = read_left(toy.cwd / "runs/toy", 1.0)
+
+    assert (made.code, made.out) == (0, "runs/toy\n")
+    assert (left, after) == ((0, False, 0, 0), (0, True, 0, 0))
+    assert done.code == 0, done.err
+    assert "best arm" in done.out
+
+
+@pytest.mark.parametrize("words", [["--items", "toy.toml"], ["--max-attempts", "5"], ["--open"]])
+def test_a_campaigns_run_takes_no_other_option(toy: Hpctk, words: list[str]) -> None:
+    ended = toy("init", "runs/toy", "--campaign", "toy.toml", *words)
+
+    assert ended.code == 1
+    assert "--campaign: no other option can be given" in ended.err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "arms", "tasks"), [("boosting", 720, 5), ("text-pipelines", 420, 3)]
+)
+def test_an_example_is_a_valid_campaign_whose_code_scores_arms(
+    name: str, arms: int, tasks: int
+) -> None:
+    pytest.importorskip("sklearn", reason="the extra demo is not installed")
+    file = REPOSITORY / f"examples/{name}.toml"
+    campaign = read_campaign(file)
+    found = dry_run(campaign, str(file))
+    assert (found["arms"], len(found["tasks"]), found["baseline"]) == (arms, tasks, 1)
+
+    score = load_object(campaign.tasks.workload, campaign.path)
+    for arm in list(campaign.arms())[:: arms // 3]:
+        assert -1 < score({**arm.keys, "task": campaign.tasks.names[0]})["score"] < 1
+
+
+def test_the_example_for_pythia_is_5184_arms_in_a_few_lines() -> None:
+    file = REPOSITORY / "examples/pythia-l40s.toml"
+    lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
+    found = list(read_campaign(file).arms())
+
+    assert len(found) == 5184
+    assert len(lines) <= 25

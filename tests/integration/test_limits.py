@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpc_toolkit.slurm.batch.work import read_left
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
 
 
@@ -177,3 +178,35 @@ def test_full_disk_is_no_bug_of_a_command_that_writes(
     assert "error: " in ended.err
     assert "No space left on device" in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_what_is_beyond_a_job_does_not_hide_that_others_hold_the_rest(
+    hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [{"seconds": 60}, {"seconds": 61, "needs": {"licence": 1}}]
+    (hpctk.cwd / "two.jsonl").write_text("\n".join(map(json.dumps, items)))
+    sleep = ("--workload", "hpc_toolkit.science.workloads.synthetic:Sleep")
+    made = hpctk("init", "two", *sleep, "--items", "two.jsonl", "--needs", "gpus=0")
+    assert made.code == 0, made.err
+    work = ("work", "two", "--workers", "1", "--lease", "4s")
+    other = hpctk.start(*work, env={"SLURM_JOB_ID": "17"})
+    claims = hpctk.cwd / "two/stages/items/claims"
+    wait_until(lambda: claims.is_dir() and any(claims.iterdir()), "a claim", of=other)
+
+    hpctk(*work, "--idle-exit", "0.1s", env={"SLURM_JOB_ID": "18"})
+
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    assert read_left(hpctk.cwd / "two", 60.0) == (2, False, 1, 1)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert read_left(hpctk.cwd / "two", 60.0) == (2, False, 0, 1)
+    assert hpctk.leftovers(), "the worker is gone"
+
+
+def test_an_open_run_without_pending_items_has_nothing_left_and_is_not_complete(
+    hpctk: Hpctk,
+) -> None:
+    (hpctk.cwd / "one.jsonl").write_text('{"n": 1}\n')
+    hpctk("init", "more", "--command", "true", "--items", "one.jsonl", "--open")
+    hpctk("work", "more", "--workers", "1", "--idle-exit", "0.1s")
+
+    assert read_left(hpctk.cwd / "more", 1.0) == (0, False, 0, 0)

@@ -1,14 +1,19 @@
-"""One pass over all layers against the same model cut off after each of its blocks."""
+"""One pass over all layers: the states, what it keeps in memory, and the longest text."""
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.science.metrics import STANDARD
 from hpc_toolkit.science.workloads import onepass
-from hpc_toolkit.science.workloads.checkpoints import LoadedModel
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel, require_positions
 from hpc_toolkit.science.workloads.embeddings import pooled
+from hpc_toolkit.science.workloads.layer_metrics import MeasuredLayers, require_metrics
 from hpc_toolkit.science.workloads.onepass import (
     Anatomy,
     Batch,
@@ -16,11 +21,16 @@ from hpc_toolkit.science.workloads.onepass import (
     FinalNorm,
     anatomy,
     forward,
+    tokenize,
 )
 from tests.tinymodels import BLOCKS, TEXTS, WIDTH, alone, cut, tiny
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 - only where torch is
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 NORMED = ["gpt_neox", "gpt2", "llama", "opt"]
@@ -170,3 +180,143 @@ def test_batches_hold_at_most_so_many_tokens_with_their_padding() -> None:
     assert list(BatchSize(2).cut(lengths)) == [[1, 3], [4, 5], [0, 2]]
     assert list(BatchSize(9, 6).cut(lengths)) == [[1, 3, 4], [5], [0], [2]]
     assert list(BatchSize(9).cut([])) == []
+
+
+POSITIONS = 12
+
+
+def model(kind: str) -> LoadedModel:
+    if kind == "roberta":  # it counts from behind its padding, so two positions are never used
+        from transformers import RobertaConfig, RobertaModel
+
+        sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+        config = RobertaConfig(
+            vocab_size=60, num_hidden_layers=1, max_position_embeddings=POSITIONS + 2, **sizes
+        )
+        return LoadedModel(RobertaModel(config).eval(), None, torch.device("cpu"), kind)
+    name = "n_positions" if kind == "gpt2" else "max_position_embeddings"
+    return tiny(kind, **{name: POSITIONS})
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "opt", "roberta"])
+def test_model_is_refused_from_the_first_length_on_that_it_cannot_take(kind: str) -> None:
+    loaded = model(kind)
+
+    require_positions(loaded, POSITIONS)
+    assert alone(loaded, [5] * POSITIONS).isfinite().all()
+
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)|must match"):
+        alone(loaded, [5] * (POSITIONS + 1))
+    with pytest.raises(
+        PermanentError, match="it takes 12 tokens, and the longest text has 13"
+    ) as caught:
+        require_positions(loaded, POSITIONS + 1)
+    assert "set max_tokens to 12 or less" in caught.value.hint
+
+
+def test_model_with_rotary_positions_is_not_taken_beyond_those_it_knows() -> None:
+    with pytest.raises(PermanentError, match="gpt_neox: it takes 12 tokens"):
+        require_positions(model("gpt_neox"), 13)
+
+
+def test_text_that_is_too_long_for_the_model_is_refused_before_the_pass() -> None:
+    def words(texts: list[str], *, max_length: int, **_: Any) -> dict[str, Any]:
+        return {"input_ids": [[7] * min(max_length, len(text.split())) for text in texts]}
+
+    loaded = replace(model("bert"), tokenizer=words)
+    texts = ["one", "word " * 20]
+
+    assert [len(ids) for ids in tokenize(loaded, texts[:1], 64)] == [1]
+    assert [len(ids) for ids in tokenize(loaded, texts, 12)] == [1, 12]
+    with pytest.raises(PermanentError, match="bert: it takes 12 tokens, and the longest"):
+        tokenize(loaded, texts, 64)
+
+
+HIDDEN, TOKENS, ROWS = 32, 24, 4
+STATES = 4 * ROWS * TOKENS * HIDDEN
+"""Bytes of the states of one batch at one layer."""
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of tensors that operations create inside the block, on any device.
+
+    Memory that an operation allocates and frees internally is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now: int = 0
+        self.peak: int = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        returned = function(*args, **(kwargs or {}))
+        taken = {
+            _storage(one)._cdata
+            for one in tree_leaves((args, kwargs))
+            if isinstance(one, torch.Tensor)
+        }
+        for one in tree_leaves(returned):
+            if isinstance(one, torch.Tensor):
+                storage = _storage(one)
+                if storage._cdata not in self._seen | taken:
+                    self._add(storage)
+        return returned
+
+    def _add(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._seen.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._remove, key, size)
+
+    def _remove(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now -= size
+
+
+def _storage(one: Any) -> Any:
+    return one.untyped_storage()
+
+
+def passing(blocks: int, prompts: int, *, tokens: int | None = None) -> tuple[int, int]:
+    """Bytes of tensors that live at most during a pass, and that its result keeps."""
+    loaded = tiny("gpt_neox", blocks, hidden_size=HIDDEN, intermediate_size=4 * HIDDEN)
+    anatomy(loaded.model)
+    ids = [[(row * place + row // 50) % 50 for place in range(TOKENS)] for row in range(prompts)]
+    assert len(set(map(tuple, ids))) == prompts
+    size = BatchSize(ROWS if tokens is None else 10**6, tokens)
+    with LiveBytes() as live:
+        measured = MeasuredLayers(loaded, ids, require_metrics(STANDARD), size=size)
+    assert measured.layers == blocks + 1
+    return live.peak, live.now
+
+
+@pytest.fixture(scope="module")
+def least() -> int:
+    """Bytes that the model itself needs for one batch."""
+    loaded = tiny("gpt_neox", 3, hidden_size=HIDDEN, intermediate_size=4 * HIDDEN)
+    ids = torch.ones(ROWS, TOKENS, dtype=torch.long)
+    with LiveBytes() as live, torch.inference_mode():
+        loaded.model(ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    peak: int = live.peak
+    return peak
+
+
+@pytest.mark.parametrize(("blocks", "prompts"), [(3, 8), (12, 8), (3, 64)])
+def test_a_pass_needs_what_the_model_needs_and_a_row_a_prompt_and_layer(
+    least: int, blocks: int, prompts: int
+) -> None:
+    peak, left = passing(blocks, prompts)
+
+    rows = 8 * HIDDEN * (blocks + 1) * prompts
+    assert rows <= left <= 1.5 * rows
+    assert peak - left <= least + STATES
+
+
+def test_the_tokens_of_a_batch_bound_the_memory_not_its_texts(least: int) -> None:
+    peak, left = passing(3, 64, tokens=ROWS * TOKENS)
+
+    assert peak - left <= least + STATES

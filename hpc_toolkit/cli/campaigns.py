@@ -1,4 +1,4 @@
-"""The report of a run, and commands that search: campaigns, and studies of Optuna."""
+"""Commands that search: campaigns, and studies of Optuna."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from hpc_toolkit.cli.arguments import (
     JsonOption,
     RunArgument,
     argument,
-    check_out,
     open_run,
     show,
     switch,
     value,
-    write_out,
 )
-from hpc_toolkit.cli.help import LIST, SEARCH, Commands
+from hpc_toolkit.cli.gathering import write_at_end
+from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.cli.lists import SETTINGS, read_settings
 from hpc_toolkit.cli.working import FAIL_ON_FAILED, exit_code, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
@@ -29,12 +28,10 @@ from hpc_toolkit.report.panel import panel
 from hpc_toolkit.report.terminal import draw
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.trust import check_trust
-from hpc_toolkit.submit.reporting import report_of
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.options import Option, Panels
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.record import replace
-from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.campaign.evaluations import Found
@@ -59,7 +56,6 @@ _LONG = 30
 
 
 def register(app: Commands) -> None:
-    app.add(report, panel=LIST)
     group = Commands(
         "campaign",
         panel=SEARCH,
@@ -274,43 +270,6 @@ def coordinate(
     Coordinator(found.view, settings_of(found.paths, found.manifest)).run()
     if summary:  # not a local campaign, whose parent writes the report
         _print_outcome(found, as_json=False)
-
-
-def report(
-    run: RunArgument = None,
-    *,
-    out: Annotated[
-        str | None, value("FILE.html", "[default: RUN/report.html]", "--out", "-o")
-    ] = None,
-) -> None:
-    """Write a report of a run to one file, and print its path.
-
-    The report shows what happened and what to do next: throughput, workers, lost time, durations,
-    failures, jobs, settings and versions. It works while the run goes on, and needs no network.
-
-    Examples:
-        hpctk report runs/eval
-        hpctk report runs/eval -o eval.html
-    """
-    found = open_run(run)
-    path = Path(out) if out is not None else found.paths.report
-    check_out(path, (".html",))
-    write_out(path, report_of(found))
-    print(path)
-
-
-def write_at_end(run: Run) -> list[str]:
-    """Write the report of a run that has ended into it; never fails.
-
-    Returns a line that names the file; none if it could not be written.
-    """
-    path = run.paths.report
-    try:
-        write_out(path, report_of(run))
-    except Exception as error:  # noqa: BLE001 - the results are complete, and matter more
-        note(f"{path} was not written: {type(error).__name__}: {error}", "warning")
-        return []
-    return [f"report          {path}"]
 
 
 def study(

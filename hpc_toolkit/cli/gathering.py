@@ -1,35 +1,48 @@
-"""Commands that write results: gather, export."""
+"""Commands that write results: gather, export, report."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from hpc_toolkit.cli.arguments import (
     RunArgument,
+    check_out,
     open_run,
     refuse_given,
     show,
     switch,
     value,
+    write_out,
     writing,
 )
 from hpc_toolkit.cli.help import LIST, Commands
+from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.system.options import Option, Panels, flag, many
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
+    from hpc_toolkit.report.page import Section
+    from hpc_toolkit.report.runreport import RunFacts
+    from hpc_toolkit.results.sums import Range
     from hpc_toolkit.results.tables import Row, Table
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.valuefiles import Values
 
+T = TypeVar("T")
+_FAILURES, _RESULTS = 20, 24
+_READING = (
+    *(OSError, HpcToolkitError, ValueError, KeyError, RecursionError),
+    *(AttributeError, ArithmeticError, TypeError),
+)
 OUT = many("out", ".jsonl, .json, .csv or .parquet; - is stdout", "FILE")._replace(short="-o")
 PANELS: Panels = {
     "Options": (
@@ -45,6 +58,7 @@ PANELS: Panels = {
 def register(app: Commands) -> None:
     app.add(gather, PANELS, panel=LIST)
     app.add(export, panel=LIST, hidden=True)
+    app.add(report, panel=LIST)
 
 
 def gather(run: RunArgument = None, **given: Any) -> None:
@@ -179,3 +193,110 @@ def export(
         new, had = export_run(opened, to, into, project)
     text = f"{counted(new, 'run')} added, {had} were there"
     show({"added": new, "known": had}, [text], as_json=as_json)
+
+
+def report(
+    run: RunArgument = None,
+    *,
+    out: Annotated[
+        str | None, value("FILE.html", "[default: RUN/report.html]", "--out", "-o")
+    ] = None,
+) -> None:
+    """Write a report of a run to one file, and print its path.
+
+    The report shows what happened and what to do next: throughput, workers, lost time, durations,
+    failures, jobs, settings and versions. It works while the run goes on, and needs no network.
+
+    Examples:
+        hpctk report runs/eval
+        hpctk report runs/eval -o eval.html
+    """
+    found = open_run(run)
+    path = Path(out) if out is not None else found.paths.report
+    check_out(path, (".html",))
+    write_out(path, report_of(found))
+    print(path)
+
+
+def write_at_end(run: Run) -> list[str]:
+    """Write the report of a run that has ended into it; never fails.
+
+    Returns a line that names the file; none if it could not be written.
+    """
+    path = run.paths.report
+    try:
+        write_out(path, report_of(run))
+    except Exception as error:  # noqa: BLE001 - the results are complete, and matter more
+        note(f"{path} was not written: {type(error).__name__}: {error}", "warning")
+        return []
+    return [f"report          {path}"]
+
+
+def report_of(run: Run) -> str:
+    """The report of a run as the text of a file."""
+    from hpc_toolkit.report.page import as_html
+    from hpc_toolkit.report.runreport import sections
+
+    facts = read_facts(run)
+    return as_html(f"Run {facts.status.run}", sections(facts))
+
+
+def read_facts(run: Run) -> RunFacts:
+    """Read what a report needs; a part that cannot be read is named in ``problems``."""
+    from hpc_toolkit.report.runreport import RunFacts
+    from hpc_toolkit.results.activity import Activity, read_activity
+    from hpc_toolkit.results.explain import group_failures
+    from hpc_toolkit.results.history import History
+    from hpc_toolkit.system.clock import SystemClock
+
+    problems: list[str] = []
+
+    def read(what: str, reader: Callable[[], T], nothing: T) -> T:
+        try:
+            return reader()
+        except _READING as error:
+            problems.append(f"{what} ({type(error).__name__}: {error})")
+            return nothing
+
+    def activity() -> Activity | None:
+        return read_activity(History(view), SystemClock())
+
+    view = run.view
+    try:
+        status = run.status()
+    except _READING:  # a forecast needs more of the run than its status
+        status = run.status(forecast=False)
+    made_at = time.time()
+    found = read("the timeline of the workers", activity, None)
+    return RunFacts(
+        status=status,
+        manifest=run.manifest,
+        made=made_at,
+        activity=found,
+        failures=read(
+            "the failures", lambda: group_failures(view, view.presences(), most=_FAILURES), []
+        ),
+        search=read("the search", lambda: _search(run), []),
+        results=read("the results", lambda: _results(run), {}),
+        problems=problems,
+    )
+
+
+def _results(run: Run) -> dict[str, Range]:
+    """The numbers of a list's results; those of a search are scores, which the search compares."""
+    if run.manifest.campaign is not None:
+        return {}
+    from hpc_toolkit.results.gather import gather as rows_of
+    from hpc_toolkit.results.sums import ranges_of
+
+    tables = (rows_of(run.view, name, partial=True, publish=False) for name in run.view.stages)
+    return ranges_of(chain.from_iterable(tables), most=_RESULTS)
+
+
+def _search(run: Run) -> list[Section]:
+    if run.manifest.campaign is None:
+        return []
+    from hpc_toolkit.campaign import searchreport
+    from hpc_toolkit.campaign.settings import settings_of
+
+    return searchreport.sections(run.view, settings_of(run.paths, run.manifest))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_toolkit.cli.gathering import read_facts
 from hpc_toolkit.cli.reading import _log_parts, life_lines
 from hpc_toolkit.doctor.runfiles import check_run
 from hpc_toolkit.doctor.sides import Verdict
@@ -25,7 +26,6 @@ from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.results.history import History
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import encode_line
-from hpc_toolkit.submit.reporting import read_facts
 from tests.manualclock import ManualClock
 from tests.oracle import Told, expect
 from tests.toyrun import ToyRun

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_toolkit.cli.gathering import read_facts, report_of
 from hpc_toolkit.report.figures import number_ticks, span_ticks
 from hpc_toolkit.report.runreport import sections
 from hpc_toolkit.results import activity as states
@@ -28,7 +29,6 @@ from hpc_toolkit.results.history import Attempt, Claim, History, Release
 from hpc_toolkit.results.sums import ranges_of
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.submit.reporting import read_facts, report_of
 from tests.hostile import HOSTILE
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree

@@ -19,10 +19,10 @@ from hpc_toolkit.campaign.searchfigures import expected_best
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign
 from hpc_toolkit.campaign.summary import Summary, summarize
 from hpc_toolkit.cli.campaigns import summary_lines
+from hpc_toolkit.cli.gathering import read_facts
 from hpc_toolkit.report.figures import Figure
 from hpc_toolkit.report.page import Section, as_html
 from hpc_toolkit.run import Run
-from hpc_toolkit.submit import reporting
 from tests.hostile import HOSTILE
 from tests.unit.playedcampaign import NOOP, SECONDS, Played, Value, score, toy, value_of
 from tests.unit.test_report import SVG, Page, assert_texts_are_inside, figures_of
@@ -159,7 +159,7 @@ GP = {"policy": "gp-ucb", "budget": 8, "pending": 4}
 
 def search_of(root: Path) -> Sequence[Section]:
     """The sections of a run's search; all of it could be read."""
-    facts = reporting.read_facts(Run.open(root))
+    facts = read_facts(Run.open(root))
     assert facts.problems == []
     return facts.search
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,8 +23,11 @@ from hpc_toolkit.results.status import Search
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.rundir.values import not_finite
 from hpc_toolkit.system.clock import Seldom
+from hpc_toolkit.system.quantities import counted
 
 _LAST_ASKS = 8
+_LONG = 30
+"""Characters of the name of an arm that is too long to show several."""
 
 
 def search_of(
@@ -257,3 +261,59 @@ def _race(
         if best is not None:
             reward = rewards[best.arm].mean if best.arm in rewards else best.mean
             yield Step(*spent[finished[-1]], best.arm, reward)
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    spent = f"{summary.evaluations:,} of {counted(summary.all_evaluations, 'evaluation')}"
+    before = f" ({summary.known} known before)" if summary.known else ""
+    arms = f"{summary.evaluated:,} of {counted(summary.arms, 'arm')}"
+    lines = [f"policy          {summary.policy}: {arms}, {spent}{before}"]
+    if summary.ended is not None:
+        lines.append(f"  ended         {summary.ended}")
+    none = ["best arm        none: no arm has a reward"]
+    lines += _best_lines(summary, summary.best) if summary.best else none
+    if summary.failed_tasks:
+        lines.append(f"failed tasks    {summary.failed_tasks}, left out of the means")
+        lines.append(f"  the first     {summary.failure}")
+    return lines
+
+
+def _best_lines(summary: Summary, best: Found) -> list[str]:
+    done, tasks = len(summary.tasks), summary.all_evaluations // summary.arms
+    partly = f" over {done} of {tasks} tasks" if done < tasks else ""
+    lines = [f"best arm        {_line(best)}{partly}"]
+    if summary.ties:
+        shown = ", ".join(islice(summary.ties, 4 if len(summary.ties[0]) < _LONG else 1))
+        more = ", ..." if len(summary.ties) > shown.count(", ") + 1 else ""
+        count = len(summary.ties)
+        lines.append(f"  ties          {count} that noise cannot tell from it: {shown}{more}")
+    if summary.baseline is not None:
+        gain = best.reward - summary.baseline.reward
+        against = f"{_line(summary.baseline)}: {gain:+.4f} against it"
+        lines.append(f"{summary.baseline_name:15} {against}")
+    elif summary.baseline_name:
+        lines.append(f"{summary.baseline_name:15} not evaluated")
+    if summary.exhaustive is not None:
+        own = summary.verified or best
+        behind = summary.exhaustive.reward - own.reward
+        lines.append(f"exhaustive best {_line(summary.exhaustive)}: {behind:.4f} behind it")
+        lines.append(f"  the search    {_standing(summary, best, summary.exhaustive)}")
+    return lines
+
+
+def _line(found: Found) -> str:
+    spread = f" +- {found.stderr:.4f}" if found.stderr is not None else ""
+    return f"{found.arm}  {found.reward:.4f}{spread}"
+
+
+def _standing(summary: Summary, best: Found, exhaustive: Found) -> str:
+    if best.arm == exhaustive.arm:
+        found = "found it"
+    elif best.arm in summary.exhaustive_ties:
+        found = "found an arm that noise cannot tell from it"
+    else:
+        found = "found a lesser arm"
+    share = f"{summary.evaluations / summary.all_evaluations:.0%} of the evaluations"
+    if summary.exhaustive_gpu_s:
+        share += f" and {summary.gpu_s / summary.exhaustive_gpu_s:.0%} of their time"
+    return f"{found} with {share}"

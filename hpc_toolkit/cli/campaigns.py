@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import re
+import signal
 import sys
 import textwrap
+import time
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,16 +30,19 @@ from hpc_toolkit.cli.working import FAIL_ON_FAILED, exit_code, with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.report.panel import panel
 from hpc_toolkit.report.terminal import draw
-from hpc_toolkit.run import Run
+from hpc_toolkit.run import Run, create_run
+from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.rundir.trust import check_trust
 from hpc_toolkit.system.gpus import visible_gpus
 from hpc_toolkit.system.options import Option, Panels
+from hpc_toolkit.system.processes import Supervisor, die_with_parent
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
-    from hpc_toolkit.campaign.evaluations import Found
-    from hpc_toolkit.campaign.summary import Summary
+    from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.worker.worker import WorkerOptions
 
 _NOT_HERE = {"workload", "command", "pipefail", "option", "group_by", "items_per_claim"}
 _SEVERAL = "minimize or maximize; of several objectives: minimize,maximize."
@@ -51,8 +58,10 @@ _STUDY: Panels = {
     ),
     "Limits": tuple(one for one in SETTINGS["Workload and limits"] if one.name not in _NOT_HERE),
 }
-_LONG = 30
-"""Characters of the name of an arm that is too long to show several."""
+_RIVAL_S = 10.0
+"""Another coordinator may be killed, and then none would decide. If it is not, the one that looked
+last goes on."""
+_PAUSE_S = 0.05
 
 
 def register(app: Commands) -> None:
@@ -159,7 +168,6 @@ def run_campaign(
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
     from hpc_toolkit.campaign.settings import read_campaign
-    from hpc_toolkit.engines.localcampaign import make_campaign_run, resume_campaign, work_campaign
     from hpc_toolkit.worker.code import executed
     from hpc_toolkit.worker.worker import WorkerOptions
 
@@ -182,10 +190,103 @@ def run_campaign(
     sys.exit(exit_code(found, code, fail_on_failed=fail_on_failed))
 
 
+def make_campaign_run(
+    root: Path, campaign: Campaign, path: tuple[str, ...], file: str = "campaign"
+) -> Run:
+    """Create the run of a campaign; the coordinator adds its items.
+
+    Its workloads are imported from the directories ``path``; ``file`` names the settings in error
+    messages. Raises ConfigError if the search cannot work.
+    """
+    from hpc_toolkit.campaign.search import try_search
+    from hpc_toolkit.campaign.settings import checked_stages
+    from hpc_toolkit.worker.code import collect_provenance
+
+    campaign = dataclasses.replace(campaign.with_pending(), path=path)
+    try_search(campaign, file)
+    stages = checked_stages(campaign, path)
+    manifest = Manifest(
+        run=root.name,
+        stages=stages,
+        campaign=campaign.to_json(),
+        provenance=collect_provenance(stages),
+    )
+    return create_run(root, manifest, {}, sealed=False)
+
+
+def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "campaign") -> None:
+    """Check that ``campaign`` equals an existing run's, or update the settings that may change.
+
+    Keys that end the search may change until it is over, other keys of the search until its first
+    decision. Raises ConfigError that names the settings that changed.
+    """
+    from hpc_toolkit.campaign.decisions import read_decisions
+    from hpc_toolkit.campaign.search import as_decided, try_search
+    from hpc_toolkit.campaign.settings import TASKS, changed_keys, settings_of
+    from hpc_toolkit.campaign.tables import BUDGETS
+
+    stage = run.view.stages[TASKS]
+    stage.poll_log()
+    decisions = read_decisions(stage.log.segments.values())
+    known = as_decided(settings_of(run.paths, run.manifest), decisions)
+    campaign = campaign.with_pending(known.search)
+    changed = changed_keys(known.to_json(), campaign.to_json())
+    if decisions:
+        # What was read from there is in the first decision.
+        changed = [key for key in changed if not key.endswith(".from")]
+    if not changed:
+        return
+    message = f"{run.root} was created with other settings: {', '.join(changed)}"
+    allowed = tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
+    if stage.log.sealed:
+        allowed = ()
+    if not all(key.startswith(allowed) for key in changed):
+        listed = ", ".join(sorted(f"{key}*" if key.endswith(".") else key for key in allowed))
+        hint = f"only {listed} can change now" if allowed else "the search is over"
+        raise ConfigError(message, hint=f"{hint}; give --run another directory")
+    if not update:
+        raise ConfigError(message, hint="--update takes it over")
+    if not decisions:
+        try_search(campaign, file)
+    replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
+
+
+def work_campaign(run: Run, workers: int, options: WorkerOptions) -> int:
+    """Run workers and a coordinator until the campaign is complete; the workers' exit code.
+
+    Raises HpcToolkitError: the coordinator failed.
+    """
+    coordinator = Supervisor(
+        [sys.executable, "-Pm", "hpc_toolkit", "campaign", "coordinate", str(run.root)],
+        # Without a coordinator, workers would wait for decisions for ever.
+        lambda: signal.raise_signal(signal.SIGTERM),
+        look_s=_RIVAL_S,
+        env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+    def tick() -> None:
+        coordinator.poll(ranks=not coordinator.ended())
+
+    try:
+        code = run.work(workers, options, on_tick=tick)
+        # Wait until the last table is published, by this coordinator or by another one.
+        while code == 0 and coordinator.running:
+            time.sleep(_PAUSE_S)
+            coordinator.poll(ranks=False)
+    finally:
+        coordinator.kill()
+    if failed := coordinator.ended():
+        message = f"the coordinator of {run.root} ended with exit code {failed}"
+        raise HpcToolkitError(message, hint="see the error above, fix it and run again")
+    return code
+
+
 def _print_outcome(run: Run, *, as_json: bool) -> None:
     """Write the report, and print the status without the search, and then the summary of it."""
     from hpc_toolkit.campaign.settings import settings_of
-    from hpc_toolkit.campaign.summary import summarize
+    from hpc_toolkit.campaign.summary import summarize, summary_lines
 
     report = write_at_end(run)
     summary = summarize(run.view, settings_of(run.paths, run.manifest))
@@ -195,62 +296,6 @@ def _print_outcome(run: Run, *, as_json: bool) -> None:
         return
     lines = draw(panel(replace(run.status(), search=None)))
     show(None, [*lines, *(summary_lines(summary) if summary else ()), *report], as_json=False)
-
-
-def summary_lines(summary: Summary) -> list[str]:
-    spent = f"{summary.evaluations:,} of {counted(summary.all_evaluations, 'evaluation')}"
-    before = f" ({summary.known} known before)" if summary.known else ""
-    arms = f"{summary.evaluated:,} of {counted(summary.arms, 'arm')}"
-    lines = [f"policy          {summary.policy}: {arms}, {spent}{before}"]
-    if summary.ended is not None:
-        lines.append(f"  ended         {summary.ended}")
-    none = ["best arm        none: no arm has a reward"]
-    lines += _best_lines(summary, summary.best) if summary.best else none
-    if summary.failed_tasks:
-        lines.append(f"failed tasks    {summary.failed_tasks}, left out of the means")
-        lines.append(f"  the first     {summary.failure}")
-    return lines
-
-
-def _best_lines(summary: Summary, best: Found) -> list[str]:
-    done, tasks = len(summary.tasks), summary.all_evaluations // summary.arms
-    partly = f" over {done} of {tasks} tasks" if done < tasks else ""
-    lines = [f"best arm        {_line(best)}{partly}"]
-    if summary.ties:
-        shown = ", ".join(islice(summary.ties, 4 if len(summary.ties[0]) < _LONG else 1))
-        more = ", ..." if len(summary.ties) > shown.count(", ") + 1 else ""
-        count = len(summary.ties)
-        lines.append(f"  ties          {count} that noise cannot tell from it: {shown}{more}")
-    if summary.baseline is not None:
-        gain = best.reward - summary.baseline.reward
-        against = f"{_line(summary.baseline)}: {gain:+.4f} against it"
-        lines.append(f"{summary.baseline_name:15} {against}")
-    elif summary.baseline_name:
-        lines.append(f"{summary.baseline_name:15} not evaluated")
-    if summary.exhaustive is not None:
-        own = summary.verified or best
-        behind = summary.exhaustive.reward - own.reward
-        lines.append(f"exhaustive best {_line(summary.exhaustive)}: {behind:.4f} behind it")
-        lines.append(f"  the search    {_standing(summary, best, summary.exhaustive)}")
-    return lines
-
-
-def _line(found: Found) -> str:
-    spread = f" +- {found.stderr:.4f}" if found.stderr is not None else ""
-    return f"{found.arm}  {found.reward:.4f}{spread}"
-
-
-def _standing(summary: Summary, best: Found, exhaustive: Found) -> str:
-    if best.arm == exhaustive.arm:
-        found = "found it"
-    elif best.arm in summary.exhaustive_ties:
-        found = "found an arm that noise cannot tell from it"
-    else:
-        found = "found a lesser arm"
-    share = f"{summary.evaluations / summary.all_evaluations:.0%} of the evaluations"
-    if summary.exhaustive_gpu_s:
-        share += f" and {summary.gpu_s / summary.exhaustive_gpu_s:.0%} of their time"
-    return f"{found} with {share}"
 
 
 def coordinate(

@@ -124,7 +124,7 @@ def init(
     open_ = open_ or settings.pop("open", False)
     if campaign is not None:
         from hpc_toolkit.campaign.settings import read_campaign
-        from hpc_toolkit.engines.localcampaign import make_campaign_run
+        from hpc_toolkit.cli.campaigns import make_campaign_run
 
         if sources or open_ or copy_code or options or settings:
             message = "--campaign: no other option can be given"

@@ -11,7 +11,7 @@ from typing import Any
 
 import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.settings import parse_campaign
-from hpc_toolkit.engines.localcampaign import make_campaign_run
+from hpc_toolkit.cli.campaigns import make_campaign_run
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run
 from tests.faults.cut import Cut

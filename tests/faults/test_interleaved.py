@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.campaign.settings import parse_campaign
-from hpc_toolkit.engines.localcampaign import make_campaign_run
+from hpc_toolkit.cli.campaigns import make_campaign_run
 from tests.faults import tally
 from tests.faults.campaignrun import CAMPAIGN, asked, play, table_of
 from tests.faults.cut import ENTRIES, Commands, Going, copy_of

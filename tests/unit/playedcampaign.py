@@ -17,7 +17,7 @@ import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.decisions import Decision, read_decisions
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign, settings_of
-from hpc_toolkit.engines.localcampaign import make_campaign_run
+from hpc_toolkit.cli.campaigns import make_campaign_run
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.valuefiles import Encoded
 from tests.toyrun import ToyWorker

@@ -16,7 +16,7 @@ from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.search import make_arms, policy_of
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
 from hpc_toolkit.campaign.summary import search_so_far, summarize
-from hpc_toolkit.engines.localcampaign import make_campaign_run
+from hpc_toolkit.cli.campaigns import make_campaign_run
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run

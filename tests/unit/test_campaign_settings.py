@@ -9,7 +9,7 @@ import pytest
 
 from hpc_toolkit.bandit import Observation, Pull
 from hpc_toolkit.campaign.decisions import SEARCH, Decision, Decisions, read_decisions
-from hpc_toolkit.engines.localcampaign import make_campaign_run, resume_campaign
+from hpc_toolkit.cli.campaigns import make_campaign_run, resume_campaign
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.units import Segment

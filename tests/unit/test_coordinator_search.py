@@ -16,7 +16,7 @@ from hpc_toolkit.campaign.decisions import Decision
 from hpc_toolkit.campaign.search import make_arms, metric_columns, policy_of
 from hpc_toolkit.campaign.settings import Campaign
 from hpc_toolkit.campaign.summary import summarize
-from hpc_toolkit.engines.localcampaign import resume_campaign
+from hpc_toolkit.cli.campaigns import resume_campaign
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work

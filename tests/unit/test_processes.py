@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.engines.localcampaign import work_campaign
+from hpc_toolkit.cli.campaigns import work_campaign
 from hpc_toolkit.errors import TRY_AGAIN, HpcToolkitError
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker.worker import WorkerOptions

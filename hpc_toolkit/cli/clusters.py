@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.slurm.render.spec import OPTIONS, shown
 from hpc_toolkit.system.quantities import format_mem, format_walltime
-from hpc_toolkit.system.terminal import aligned, printable, show_error
+from hpc_toolkit.system.terminal import aligned, note, printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -29,12 +28,10 @@ def register(app: Commands) -> None:
         Examples:
             hpctk cluster list
             hpctk cluster init mysite --from-slurm
-            hpctk cluster validate mysite
         """,
     )
     group.add(list_clusters, name="list")
     group.add(show_cluster, name="show")
-    group.add(validate, name="validate", hidden=True)
     group.add(init, name="init")
     app.add_command(group)
 
@@ -72,6 +69,8 @@ def show_cluster(
 ) -> None:
     """Show what is known about a cluster, and where it comes from.
 
+    An error names the first wrong value with its file and key.
+
     Examples:
         hpctk cluster show killarney
         hpctk cluster show mysite --origin
@@ -79,6 +78,8 @@ def show_cluster(
     from hpc_toolkit.slurm.clusters.facts import load_cluster
 
     cluster = load_cluster(name)
+    for warning in harmful(dict((*cluster.env, *cluster.nccl))):
+        note(f"{cluster.file}: {warning}", "warning")
     record = {**_record(cluster), "origins": {key: str(at) for key, at in cluster.origins}}
     rows: list[tuple[str, ...]] = [*_rows(cluster)]
     if origin:
@@ -86,48 +87,6 @@ def show_cluster(
         keys = ("partitions" if row[0].startswith("partition ") else row[0] for row in rows)
         rows = [(origins[key].file, *row) for key, row in zip(keys, rows, strict=True)]
     show(record, aligned(rows), as_json=as_json)
-
-
-def validate(
-    names: Annotated[
-        list[str] | None, argument("[NAME]...", "TOML files or names. [default: all]")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Check cluster files; print the first error of each with its file and key.
-
-    Examples:
-        hpctk cluster validate
-        hpctk cluster validate mysite.toml
-    """
-    from hpc_toolkit.slurm.clusters.facts import check_file
-    from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
-
-    files = [] if names else cluster_files()
-    for name in names or ():
-        called = files_called(name)
-        files += called[-1:] if called[-1].layer == "path" else called
-    verdicts: list[dict[str, Any]] = []
-    for one in files:
-        verdicts.append({"name": one.name, "layer": one.layer, "file": one.file})
-        verdicts[-1] |= {"errors": [], "warnings": []}
-        try:
-            cluster = check_file(one)
-        except HpcToolkitError as error:
-            verdicts[-1]["errors"] = [{"error": error.message, "hint": error.hint}]
-            if not as_json:
-                show_error(error)
-        else:
-            warnings = list(harmful(dict((*cluster.env, *cluster.nccl))))
-            verdicts[-1]["warnings"] = warnings
-            if not as_json:
-                print(f"{one.file}: ok")
-                for warning in warnings:
-                    print(printable(f"warning: {one.file}: {warning}"), file=sys.stderr)
-    if as_json:
-        print(json.dumps(verdicts))
-    if any(one["errors"] for one in verdicts):
-        sys.exit(1)
 
 
 def init(

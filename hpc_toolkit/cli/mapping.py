@@ -10,12 +10,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
-
 from hpc_toolkit.cli import lists
 from hpc_toolkit.cli.arguments import argument, check_out, value
 from hpc_toolkit.cli.gathering import OUT, write_rows
-from hpc_toolkit.cli.help import LIST, Commands, HelpCommand
+from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.working import with_progress
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError, near_miss
 from hpc_toolkit.queue.lists import Types
@@ -39,7 +37,7 @@ PANELS: Panels = {
 
 
 def register(app: Commands) -> None:
-    app.add(new, cls=_NewCommand, panel=LIST)
+    app.add(new, panel=LIST)
     app.add(map_, PANELS, panel=LIST, name="map")
 
 
@@ -139,16 +137,6 @@ def _work_here(run: Run, workers: int | None) -> None:
         raise RunError(message, hint="the same command continues", exit_code=code)
 
 
-class _NewCommand(HelpCommand):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Name the examples where NAME is missing."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.MissingParameter as missing:
-            rows = [f"\n  hpctk new NAME --example {one:8}  {EXAMPLES[one]}" for one in EXAMPLES]
-            raise click.MissingParameter(f"Examples:{''.join(rows)}", ctx, missing.param) from None
-
-
 def new(
     name: Annotated[str, argument("NAME", "Directory to create.")],
     example: Annotated[str, value("|".join(EXAMPLES), "Example to write.")] = "list",
@@ -167,12 +155,9 @@ def new(
         print(f"  {command}", file=sys.stderr)
 
 
-EXAMPLES = {
-    "list": "call a function for each item of a list",
-    "campaign": "search for the best of many models",
-    "training": "train on several ranks, and resume (needs torch)",
-    "notebook": "call functions from a notebook (needs Jupyter)",
-}
+# Call a function for each item; search for the best model; train on several ranks, and resume
+# (needs torch); call functions from a notebook (needs Jupyter).
+EXAMPLES = ("list", "campaign", "training", "notebook")
 """The examples by name; the files of each are in ``examples/new`` of the repository."""
 
 _NAME = re.compile(r"\w[\w.-]*")
@@ -191,7 +176,7 @@ def write_example(path: Path, example: str) -> list[str]:
         raise ConfigError(message, hint=hint)
     if example not in EXAMPLES:
         message = f"there is no example {example!r}"
-        raise ConfigError(message, hint=near_miss(example, list(EXAMPLES)))
+        raise ConfigError(message, hint=near_miss(example, [*EXAMPLES]))
     exists = RunError(f"{path} exists", hint="use another name; only an empty directory is filled")
     source = resources.files("hpc_toolkit.rundir") / "data" / "examples" / example
     with files.new_directory(path, exists=exists) as staging:

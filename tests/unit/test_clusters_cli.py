@@ -71,31 +71,13 @@ def test_show_with_origin_names_the_file_of_every_value(
     assert record["origins"]["max_walltime"] == "clusters/lab.toml: max_walltime"
 
 
-def test_validate_json_has_every_file_and_its_errors(user: Path) -> None:
-    (user / "a.toml").write_text("nods = 1", encoding="utf-8")
-
-    right, wrong = call("validate", "lab", "--json"), call("validate", "--json")
-
-    assert (right.exit_code, wrong.exit_code) == (0, 1)
-    named = {"name": "lab", "layer": "built-in", "file": "clusters/lab.toml"}
-    assert json.loads(right.stdout) == [{**named, "errors": [], "warnings": []}]
-    found = {one["name"]: one for one in json.loads(wrong.stdout)}
-    assert list(found) == ["generic", "killarney", "lab", "a"]
-    assert (found["a"]["layer"], found["a"]["file"]) == ("user", f"{user}/a.toml")
-    (unknown,) = found["a"]["errors"]
-    assert unknown["error"] == f"{user}/a.toml: unknown key 'nods'"
-    assert unknown["hint"] == "did you mean 'nodes'?"
-    assert wrong.stderr == ""
-
-
 def test_no_name_of_a_file_reaches_the_terminal_as_it_is(user: Path) -> None:
     (user / "a\x1b[2J.toml").write_text("nods = 1", encoding="utf-8")
 
-    listed, validated = call("list"), call("validate")
+    listed = call("list")
 
     assert r"a\x1b[2J" in listed.stdout
-    assert r"a\x1b[2J.toml: unknown key" in validated.stderr
-    assert "\x1b" not in listed.output + validated.output
+    assert "\x1b" not in listed.output
 
 
 def test_init_writes_a_users_file_that_is_in_reach_at_once(

@@ -153,14 +153,14 @@ def test_each_harmful_setting_has_a_reason_and_a_source_and_what_a_site_needs_is
     assert list(harmful(fine)) == []
 
 
-def test_render_and_the_check_of_a_clusters_file_warn_of_harmful_settings() -> None:
+def test_render_and_the_view_of_a_clusters_file_warn_of_harmful_settings() -> None:
     Path("site.toml").write_text('[nccl]\nNCCL_IB_DISABLE = "1"\n')
     words = ("render", "--cluster", "./site.toml", "--env", "NCCL_TIMEOUT=9", "-o", "-")
 
-    rendered, checked = call(*words), call("cluster", "validate", "./site.toml")
+    rendered, checked = call(*words), call("cluster", "show", "./site.toml")
 
     assert rendered.exit_code == 0
     warned = [line for line in rendered.stderr.splitlines() if "NCCL" in line]
     assert [line.split(": ")[1] for line in warned] == ["NCCL_IB_DISABLE=1", "NCCL_TIMEOUT=9"]
-    assert (checked.exit_code, checked.stdout) == (0, "./site.toml: ok\n")
+    assert checked.exit_code == 0
     assert checked.stderr.startswith("warning: ./site.toml: NCCL_IB_DISABLE=1: ")

@@ -20,7 +20,6 @@ from hpc_toolkit.slurm.clusters.files import (
     files_called,
     parse_table,
     read_table,
-    with_earlier,
 )
 from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, OPTIONS, rivals_of
@@ -238,15 +237,6 @@ def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
     merged = MergedFacts()
     merged.add(parse_table(text, file), file)
     return _build(merged, name, file=file)
-
-
-def check_file(found: ClusterFile) -> Cluster:
-    """Return the cluster of a file and those that it overrides.
-
-    Raises ConfigError for the first error of the file, or of its merge with earlier files.
-    """
-    MergedFacts().add(read_table(found), found.file)
-    return _load(with_earlier(found), found.name, {})
 
 
 def _load(files: list[ClusterFile], argument: str, environ: Mapping[str, str]) -> Cluster:

@@ -173,17 +173,11 @@ def near_miss(word: str, known: list[str]) -> str:
 
 def near_path(path: Path, otherwise: str) -> str:
     """A hint that names an existing path of nearly the same name, or else what is given."""
-    close = _close_path(path)
-    return otherwise if close in (None, path) else f"did you mean {str(close)!r}?"
-
-
-def _close_path(path: Path) -> Path | None:
     import difflib
 
-    directory = path.parent if path.parent.is_dir() else _close_path(path.parent)
     try:
-        names = os.listdir(directory) if directory is not None else []
-    except OSError:  # a file, or not readable
+        names = os.listdir(path.parent)
+    except OSError:
         names = []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return directory / close[0] if directory is not None and close else None
+    close = [one for one in difflib.get_close_matches(path.name, names, n=1) if one != path.name]
+    return f"did you mean {str(path.parent / close[0])!r}?" if close else otherwise

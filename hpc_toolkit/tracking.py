@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.campaign.searchreport import read_search
-from hpc_toolkit.campaign.settings import settings_of
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.results.activity import Trace
@@ -63,7 +61,7 @@ class Tracked:
 
 
 def tracked_runs(run: Run) -> Iterator[Tracked]:
-    """The finished items of all stages in the order in which they ended; a search that is complete.
+    """The finished items of all stages in the order in which they ended.
 
     Parameters are the keys of an item. Numbers of its result are metrics, a list of numbers is one
     metric by step, and text is a tag. NaN, infinities and other results are left out.
@@ -84,8 +82,6 @@ def tracked_runs(run: Run) -> Iterator[Tracked]:
             continue
         rows.pop((attempt["stage"], canonical(attempt["item"])))
         yield _of_item(prefix, attempt, row)
-    if run.manifest.campaign is not None and run.status(forecast=False).complete:
-        yield from _of_search(run, prefix)
 
 
 def _of_item(prefix: str, attempt: Row, row: Row) -> Tracked:
@@ -126,25 +122,6 @@ def _scalar(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:_MOST_TEXT]
-
-
-def _of_search(run: Run, prefix: str) -> Iterator[Tracked]:
-    campaign = settings_of(run.view.paths, run.manifest)
-    steps = read_search(run.view, campaign).steps
-    if steps:
-        yield Tracked(
-            id=f"{prefix}-search",
-            is_done=True,
-            params={"policy": campaign.search.policy, "budget": campaign.search.budget},
-            tags={"hpctk.best_arm": _text(steps[-1].arm)},
-            metrics={
-                "best_reward": [step.reward for step in steps],
-                "evaluations": [float(step.evaluations) for step in steps],
-                "evaluation_seconds": [step.seconds for step in steps],
-            },
-            begin=0.0,
-            end=0.0,
-        )
 
 
 def export(

@@ -193,9 +193,6 @@ def examine(
         found.append(_unwritable(directory, error))
     else:
         try:
-            if swept := sides.sweep(directory, area):
-                words = f"removed what an examination left that was killed: {', '.join(swept)}"
-                found.append(sides.fine("left over", words))
             with _pair(area, other or directory, step) as pair:
                 paired = other is not None or step is not None
                 found.append(_check_sides(pair, paired=paired, local=local))

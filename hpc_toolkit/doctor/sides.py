@@ -24,7 +24,7 @@ from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import decode_line, encode_line
 from hpc_toolkit.rundir.mounts import Mount, mount_of
 from hpc_toolkit.system.processes import die_with_parent, readable
-from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
+from hpc_toolkit.system.ranks import boot_id, host_name
 
 
 class Verdict(StrEnum):
@@ -107,7 +107,6 @@ _LENGTH = 4096
 _FIRST_POLL_S = 0.002
 _LAST_POLL_S = 0.1
 _PREFIX = ".hpctk-doctor-"
-_ABANDONED_S = 3600.0
 _TRIES = 5
 
 
@@ -246,55 +245,25 @@ def make_area(root: Path, token: str, side: str) -> Path:
     area = root / f"{_PREFIX}{token}"
     with suppress(FileExistsError):
         area.mkdir()
-    mine = area / f"owner-{side}"
+    first = area / f"room-{side}"
     try:
-        pid = os.getpid()
-        owner = [host_name(), boot_id(), pid, process_ticks(pid)]
-        files.write_in_place(mine, json.dumps(owner).encode())
+        files.write_in_place(first, b".")
     except OSError:
         # A full disk may have room for the directory but not for the file.
         with suppress(OSError):
-            mine.unlink(missing_ok=True)
+            first.unlink(missing_ok=True)
             area.rmdir()
         raise
     return area
 
 
-def remove_area(area: Path) -> bool:
+def remove_area(area: Path) -> None:
     for _ in range(_TRIES):
         shutil.rmtree(area, ignore_errors=True)
         if not area.exists():
-            return True
+            return
         # NFS renames a removed file that a process has open (.nfs...).
         time.sleep(0.1)
-    return False
-
-
-def sweep(root: Path, own: Path) -> list[str]:
-    """Remove the areas of killed examinations and return their names.
-
-    An area of this host is abandoned when its process is gone. Processes of other hosts cannot be
-    checked; their areas are kept for an hour, by the filesystem's timestamps.
-    """
-    swept = []
-    for name in files.list_names(root):
-        area = root / name
-        if name.startswith(_PREFIX) and area != own and _is_abandoned(area, own):
-            remove_area(area)
-            swept.append(name)
-    return swept
-
-
-def _is_abandoned(area: Path, own: Path) -> bool:
-    with suppress(OSError):
-        if own.stat().st_mtime - area.stat().st_mtime > _ABANDONED_S:
-            return True
-    for path in area.glob("owner-*"):
-        with suppress(OSError, ValueError, TypeError):
-            host, boot, pid, ticks = json.loads(files.read_fresh(path))
-            if (host, boot) == (host_name(), boot_id()) and process_ticks(pid) != ticks:
-                return True
-    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

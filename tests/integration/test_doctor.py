@@ -25,20 +25,6 @@ def place(tmp_path: Path) -> Path:
     return place
 
 
-def test_a_killed_examination_is_cleaned_up_by_the_next_one(hpctk: Hpctk, place: Path) -> None:
-    first = hpctk.start("doctor", place)
-    wait_until(lambda: [*place.glob(".hpctk-doctor-*/said-other")], "both sides")
-    first.send(signal.SIGKILL)
-    first.ended()
-    assert os.listdir(place)
-
-    found = hpctk("doctor", place, "--json")
-
-    assert found.code == 0
-    assert "left over" in {finding["check"] for finding in found.json["findings"]}
-    assert os.listdir(place) == []
-
-
 def test_an_examination_that_is_asked_to_end_cleans_up_itself(hpctk: Hpctk, place: Path) -> None:
     started = hpctk.start("doctor", place)
     wait_until(lambda: [*place.glob(".hpctk-doctor-*/said-other")], "both sides")

@@ -38,11 +38,9 @@ COMMANDS = {
     "reading": ("explain", "logs", "add", "seal", "retry", "drain"),
     "campaigns": ("study", "campaign"),
     "training": ("launch", "scaling"),
-    "submit": ("submit",),
-    "keeping": ("keep", "cancel"),
+    "submit": ("submit", "keep", "cancel"),
     "render": ("render",),
-    "clusters": ("cluster",),
-    "lab": ("lab",),
+    "clusters": ("cluster", "lab"),
     "checking": ("plan", "doctor"),
     "batch": ("batch", "preflight", "stage"),
 }

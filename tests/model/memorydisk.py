@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
-from hpc_toolkit.queue import control, items, leases, log
+from hpc_toolkit.queue import control, items, leases, log, units
 from hpc_toolkit.results import gather
 from hpc_toolkit.rundir import files, journal, layout, mounts
 from hpc_toolkit.worker import attempts
@@ -256,7 +256,7 @@ class _Os:
 def memory_instead_of_files() -> Iterator[None]:
     """Turn the package's file calls to the disk at hand, and its executor's clock off."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (files, gather, journal, layout, control, items, log):
+        for module in (files, gather, journal, layout, control, items, log, units):
             if hasattr(module, "os"):
                 patch.setattr(module, "os", _Os())
         still = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0)

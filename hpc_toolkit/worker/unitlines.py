@@ -1,18 +1,23 @@
-"""What an executor answers to a request, and the journal lines of a unit run (R4, R5, R15)."""
+"""Requests to an executor, its answers, and the journal lines of a unit run (R4, R5, R15)."""
 
 from __future__ import annotations
 
 import os
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.queue.control import OUT_OF_MEMORY
 from hpc_toolkit.queue.presence import host_part
+from hpc_toolkit.queue.state import is_killer
 from hpc_toolkit.rundir.journal import encode_line, release_line, seal_line
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.record import Record, fresh
 from hpc_toolkit.worker import attempts as wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from hpc_toolkit.queue.assignment import Assignment
     from hpc_toolkit.queue.state import Death
     from hpc_toolkit.rundir.journal import JournalWriter, ValueFile
@@ -55,10 +60,6 @@ class UnitLines:
         self._start = journal.size
         self._written: list[bytes] = []
         self.tally = Tally()
-
-    @property
-    def stage(self) -> str:
-        return self._assignment.stage.paths.name
 
     def append(self, data: bytes) -> None:
         self._journal.append(data)
@@ -319,3 +320,77 @@ class Stream(Record, frozen=False, stateful=True, kw_only=True):
             self.unwritable = int(text)
         else:
             self.wrong = "it sent a message that is not known"
+
+
+def order_for(
+    assignment: Assignment, lines: UnitLines, poll: Callable[[], None], holds: Callable[[int], bool]
+) -> list[int]:
+    """Journal what deaths say about items; return the pending ones in the order of the unit run.
+
+    ``poll`` reads the worker's own journal; ``holds``: whether it has what a growth needs.
+    """
+    state, unit = assignment.stage.state, assignment.unit.name
+    order = state.running_order(unit)
+    died = assignment.died[1].evidence if assignment.died is not None else ""
+    if order and ran_out(assignment, died):
+        lines.out_of_memory(order.pop(0), f"worker died: {died}", 0.0)
+    elif order and assignment.died is not None:
+        lines.owner_died(order)
+        poll()
+        order = state.running_order(unit)
+    suspects = state.suspects(unit)
+    for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
+        lines.killer(item, len(suspects[item]), suspects[item][-1])
+        order.remove(item)
+    if assignment.stage.spec.retry:
+        order = [i for i in order if holds(state.growth(state.units[unit], i))]
+    return order
+
+
+def request_for(
+    assignment: Assignment, left: list[int], values: Path, drain: Drain
+) -> dict[str, Any]:
+    """What the executor needs to know to run the items ``left``, besides the items."""
+    stage, durations = assignment.stage, assignment.stage.durations
+    expected_s = durations.seconds_of(stage.group_of(assignment.unit)) if durations.known else 0.0
+    return {
+        "stage": stage.paths.name,
+        "unit": assignment.unit.name,
+        "generation": assignment.generation,
+        "positions": left,
+        "values": str(values),
+        "deadline": drain.deadline,
+        "no_retry": stage.spec.final,
+        "expected_s": expected_s,
+    }
+
+
+def fragile_of(assignment: Assignment, left: list[int]) -> set[int]:
+    """Items that a process does not run after a failure, which it may have caused.
+
+    A CUDA error or a leak would use up all attempts of an item in one process.
+    """
+    state, entry = assignment.stage.state, assignment.unit.entry
+    if state.max_attempts == 1:
+        return set(left)
+    known = state.units[assignment.unit.name].histories
+    return {i for i in left if i in known and known[i].last_failure(state.floor(entry, i))}
+
+
+def ran_out(assignment: Assignment, how: str) -> bool:
+    """Whether a death shows that an item ran out of memory, and that it gets more (rule R18)."""
+    retry = assignment.stage.specs.retry(assignment.unit)
+    return retry is not None and retry.on == "oom" and how.endswith(OUT_OF_MEMORY)
+
+
+def limits_of(assignment: Assignment, left: list[int]) -> dict[str, Any]:
+    """What a stream knows of the items that get more when they run out of it (rule R18)."""
+    stage, retry = assignment.stage, assignment.stage.specs.retry(assignment.unit)
+    found: dict[str, Any] = {"limit_s": stage.spec.timeout_s}
+    if retry is not None:
+        unit = stage.state.units[assignment.unit.name]
+        growths = {item: stage.state.growth(unit, item) for item in left}
+        found["growing"] = {i: retry.on for i, number in growths.items() if number < retry.steps}
+        if retry.on == "timeout":
+            found["limits"] = {i: retry.amount(number) for i, number in growths.items()}
+    return found

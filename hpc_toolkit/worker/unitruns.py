@@ -17,16 +17,18 @@ from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker import attempts as wire
 from hpc_toolkit.worker.membership import Counts
-from hpc_toolkit.worker.requests import (
+from hpc_toolkit.worker.starting import Executor
+from hpc_toolkit.worker.unitlines import (
+    Outcome,
+    Stream,
+    Tally,
+    UnitLines,
     fragile_of,
-    is_last_attempt,
     limits_of,
     order_for,
     ran_out,
     request_for,
 )
-from hpc_toolkit.worker.starting import Executor
-from hpc_toolkit.worker.unitlines import Outcome, Stream, Tally, UnitLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +120,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         self._looked_at = self.clock.monotonic()
         holds = partial(self.holds, assignment.stage.specs.of(assignment.unit))
         order = order_for(assignment, lines, partial(self.view.poll_journal, self.worker), holds)
-        if is_last_attempt(assignment, order):  # it would be on this host
+        if _is_last_attempt(assignment, order):  # it would be on this host
             self.failures.check()
         try:
             outcome = self._execute(assignment, order, lines)
@@ -385,3 +387,11 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
 
     def _journal(self, stream: Stream) -> None:
         stream.write(self.journal, self._values, overtaken=self._overtaken)
+
+
+def _is_last_attempt(assignment: Assignment, order: list[int]) -> bool:
+    """Whether an item that failed before has one attempt left."""
+    state, unit = assignment.stage.state, assignment.unit
+    known, floor = state.units[unit.name].histories, state.floor
+    spent = (known[item].attempts(floor(unit.entry, item)) for item in order if item in known)
+    return any(0 < one == state.max_attempts - 1 for one in spent)

@@ -18,7 +18,7 @@ from hpc_toolkit.queue.units import Claims
 from hpc_toolkit.queue.view import StageView
 from hpc_toolkit.results import gather
 from hpc_toolkit.rundir import files
-from hpc_toolkit.worker import requests
+from hpc_toolkit.worker import unitlines
 from tests.model.mutation import Mistake, made, mistakes, worlds
 from tests.model.search import search
 from tests.model.values import Config
@@ -329,7 +329,7 @@ MISTAKES = [
         "no item is ever a killer",
         "I3: w0 waits",
         SMALL["an item kills every executor"],
-        requests,
+        unitlines,
         "return len(deaths) >= MAX_DEATHS and spread",
         "return False",
     ),

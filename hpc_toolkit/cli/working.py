@@ -6,6 +6,7 @@ import gc
 import importlib
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, Panels, flag, many
-from hpc_toolkit.system.quantities import counted, parse_duration, parse_size
+from hpc_toolkit.system.quantities import counted, format_duration, parse_duration, parse_size
 from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note, printable
@@ -24,6 +25,7 @@ from hpc_toolkit.system.terminal import note, printable
 if TYPE_CHECKING:
     from hpc_toolkit.cli.help import Commands
     from hpc_toolkit.engines.raydriver import RaySettings
+    from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.run import Run
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.worker.worker import WorkerOptions
@@ -196,8 +198,6 @@ def with_progress(run: Run, work_on: Callable[[], int]) -> int:
 
     The last line says what happened and what to do next.
     """
-    from hpc_toolkit.worker.pausing import closing
-
     if sys.stderr.isatty():
         with progress_line(run.root):
             code = work_on()
@@ -205,11 +205,53 @@ def with_progress(run: Run, work_on: Callable[[], int]) -> int:
         code = work_on()
     campaign = run.manifest.campaign is not None
     try:
-        said = closing(run.view, str(run.root), campaign=campaign)
+        said = _closing(run.view, str(run.root), campaign=campaign)
     except OSError as error:  # what the workers reported still decides the exit code
         said = f"{run.root}: cannot be read now: {error.strerror}: hpctk status {run.root}"
     print(printable(said), file=sys.stderr)
     return code
+
+
+def _closing(view: RunView, given: str, *, campaign: bool = False) -> str:
+    """Return what happened in one line, and the commands to go on with.
+
+    ``given`` is the run's path as messages name it. The coordinator of a campaign gathers itself.
+    """
+    from hpc_toolkit.queue.left import pause_reason
+    from hpc_toolkit.queue.state import ItemState
+
+    view.poll()
+    run, total, failed, left = _quoted(given), 0, 0, 0
+    for stage in view.stages.values():
+        for unit in stage.state.units.values():
+            total += unit.unit.count
+            if unit.clean is None:
+                states = [state for _, state in stage.states(unit)]
+                failed += states.count(ItemState.FAILED)
+                left += states.count(ItemState.PENDING)
+    items = f"{total:,} item{'s' * (total != 1)}"
+    if view.complete and failed:
+        return f"{given}: {failed:,} of {items} failed: hpctk status {run}; hpctk retry {run}"
+    if view.complete:
+        done = view.throughput
+        took = f" in {format_duration(done.until - done.since)}" if done.until else ""
+        return f"{given}: {items} done{took}{'' if campaign else f': hpctk gather {run}'}"
+    reasons = [reason for stage in view.stages.values() if (reason := pause_reason(stage))]
+    if reasons:
+        return f"{given}: paused: {reasons[0]}; fix the cause, then hpctk retry {run}"
+    follow = any(stage.spec.after and not stage.log.sealed for stage in view.stages.values())
+    if not (left or follow):
+        return f"{given}: all {items} of an open list are finished: hpctk status {run}"
+    others = ", and others that follow" * follow
+    return f"{given}: {left:,} of {items} left{others}: hpctk status {run}"
+
+
+def _quoted(path: str) -> str:
+    if re.fullmatch(r"[\w@%+=:,./-]+", path, re.ASCII):
+        return path
+    import shlex  # most paths do without it
+
+    return shlex.quote(path)
 
 
 def worker_options(

@@ -1,21 +1,28 @@
-"""What is left of a run, for the decisions whether a job starts again and a worker leaves."""
+"""What is left of a run, and whether it should pause: for workers that leave, and for jobs."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.presence import FINISHED, Presence
+from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.wants import STAGES, may_need
+from hpc_toolkit.rundir.layout import WITHDRAWN
 from hpc_toolkit.system.clock import Clock
+from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.assignment import Picker
     from hpc_toolkit.queue.view import RunView, StageView
 
 _LOOK_S = 0.5
+FIRST_ITEMS = 20
+"""A run is paused if this many distinct items fail before any is done."""
 
 
 class Left(NamedTuple):
@@ -192,3 +199,52 @@ def _watched(
             if now is not None and now.heartbeat != before.heartbeat:
                 living.add(owner)
     return living
+
+
+def parse_max_failures(text: str) -> tuple[float, bool]:
+    """Parse ``N`` or ``P%`` into (number, whether it is a percentage); else ConfigError."""
+    number, percent = str(text).removesuffix("%"), str(text).endswith("%")
+    try:
+        value = float(number) if percent else int(number)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= (100 if percent else math.inf):
+        message = f"--max-failures {text!r} is neither a count nor a share"
+        raise ConfigError(message, hint="such as 50 or 5%; 100% never pauses")
+    return value, percent
+
+
+def pause_reason(stage: StageView) -> str:
+    """Why a stage should be paused, by the journals read so far; "" if it should go on."""
+    done, hurt, failed, total = _count(stage)
+    limit = stage.spec.max_failures
+    if limit is None:
+        if done == 0 and hurt >= FIRST_ITEMS:
+            return f"the first {hurt} items of stage {stage.paths.name!r} all failed"
+        return ""
+    number, percent = parse_max_failures(limit)
+    if failed > (number * total / 100 if percent else number):
+        return (
+            f"{counted(failed, 'item')} of stage {stage.paths.name!r} failed; the limit is {limit}"
+        )
+    return ""
+
+
+def _count(stage: StageView) -> tuple[int, int, int, int]:
+    """(done, items with a failure that counts and no result, failed, total)."""
+    state, done, hurt, failed, total = stage.state, 0, 0, 0, 0
+    for unit in state.units.values():
+        total += unit.unit.count
+        if unit.clean is not None:
+            done += unit.unit.count
+            continue
+        for item, history in unit.histories.items():
+            found = state.item_state(unit, item)
+            done += found is ItemState.DONE
+            failed += found is ItemState.FAILED
+            if any(ref.worker.startswith(WITHDRAWN) for ref in history.failures.values()):
+                failed -= found is ItemState.FAILED
+                continue
+            floor = state.floor(unit.unit.entry, item)
+            hurt += found is not ItemState.DONE and history.attempts(floor) > 0
+    return done, hurt, failed, total

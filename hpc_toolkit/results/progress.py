@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Any
 
 from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.queue.left import pending_needs
+from hpc_toolkit.queue.left import pause_reason, pending_needs
 from hpc_toolkit.queue.presence import WAITING, Presence, read_presence
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import RunView, StageView
@@ -19,7 +19,6 @@ from hpc_toolkit.results.workers import not_shown
 from hpc_toolkit.rundir.layout import CALLS
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.record import Record, replace
-from hpc_toolkit.worker.pausing import pause_reason
 
 _NEW_S = 60.0
 """More than clocks usually differ by, and than a new file is without its first line."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.planning.nodes import Ask, ask_of, lacks
-from hpc_toolkit.queue.left import pending_needs
+from hpc_toolkit.queue.left import pause_reason, pending_needs
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.client import SlurmError, SlurmFullError, SlurmSilentError, scancel
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
@@ -40,7 +40,6 @@ from hpc_toolkit.submit.submission import Submission, forecast_left, of_request
 from hpc_toolkit.system.quantities import HOUR_S
 from hpc_toolkit.system.ranks import noted_name
 from hpc_toolkit.system.terminal import note
-from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run

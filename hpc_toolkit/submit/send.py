@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.queue.left import pause_reason
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import RunPaths
@@ -40,7 +41,6 @@ from hpc_toolkit.submit.jobs import (
     without_elements,
 )
 from hpc_toolkit.system.terminal import note, printable
-from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run

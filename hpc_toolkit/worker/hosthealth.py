@@ -5,6 +5,8 @@ matrix of the journals. After many failures in a row, a worker releases its unit
 nothing (it *holds*), and asks workers of other hosts to try the failed items. If they finish the
 items, the host is sick and its workers exit. If the items fail there too, the items are at fault
 and the host goes on. All this decides only what a worker claims, never the state of an item.
+
+If items fail on all hosts alike, the run pauses.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
+from hpc_toolkit.queue.left import FIRST_ITEMS, pause_reason
 from hpc_toolkit.queue.presence import DRAINING, Presence, host_part
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, History, ItemState
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.leases import Liveness
-    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.system.clock import Clock
 
 HOLD_S = 300.0
@@ -129,10 +132,12 @@ class FailureCount:
 
 
 class HostWatch(FailureCount):
-    """One worker's check of its own host."""
+    """One worker's check of its own host, and whether the run should pause."""
 
     reason: str = ""
     """Why this worker must exit: its host, or itself, is sick; "" if it need not."""
+    pause: str = ""
+    """Why this worker must exit with an error: so many items fail that the run pauses, or ""."""
 
     def __init__(
         self, *, view: RunView, liveness: Liveness, clock: Clock, own: Presence, every_s: float
@@ -148,7 +153,31 @@ class HostWatch(FailureCount):
         self._limit = CONSECUTIVE_FAILURES
         self._waited_for: tuple[bool, set[Key]] = (True, set())
         self._held_until: float | None = None
-        self._next_check = -math.inf
+        self._next_check = self._judge_at = -math.inf
+        self._judged = 0
+
+    def judge_run_if_due(self, stage: StageView | None, failed: int, done: int) -> None:
+        """Judge the failures of a unit run, which may take too long to wait for its end."""
+        new = failed - self._judged
+        if new and (new >= FIRST_ITEMS or self.clock.monotonic() >= self._judge_at):
+            self.judge_run(stage, failed, done)
+
+    def judge_run(self, stage: StageView | None, failed: int, done: int) -> None:
+        """Set :attr:`pause` if the failures of all workers are a reason to pause the run.
+
+        ``failed`` and ``done`` are this worker's attempts.
+        """
+        self._judged = failed
+        if self.check_if_due():
+            return
+        self._judge_at = self.clock.monotonic() + self.every_s
+        if stage is None or (stage.spec.max_failures is None and done):
+            return
+        self.read()
+        reason = pause_reason(stage)
+        # Failures on this host alone are not a reason while other hosts may finish the items.
+        if reason and (stage.spec.max_failures is not None or not self.check()):
+            self.pause = f"paused: {reason}"
 
     def holds(self) -> bool:
         """Whether nothing may be claimed now; checks again from time to time."""

@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 from hpc_toolkit.errors import ConfigError, WorkloadError, describe, near_miss
+from hpc_toolkit.queue.left import parse_max_failures
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.rundir import layout
 from hpc_toolkit.system.installation import OF_USER
 from hpc_toolkit.worker.code import code_file, collect_provenance
-from hpc_toolkit.worker.pausing import parse_max_failures
 
 Item = dict[str, Any]
 

@@ -33,7 +33,6 @@ from hpc_toolkit.worker.hiccups import Continuity
 from hpc_toolkit.worker.hosthealth import HostWatch
 from hpc_toolkit.worker.membership import Membership
 from hpc_toolkit.worker.node import Node, watch_if_due
-from hpc_toolkit.worker.pausing import PauseRule
 from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
 from hpc_toolkit.worker.starting import FORK_SERVER, prepare_steps
 from hpc_toolkit.worker.unitlines import Outcome
@@ -152,7 +151,6 @@ class Worker:
         self._host_watch = HostWatch(
             view=view, liveness=liveness, clock=clock, own=own.presence, every_s=every_s
         )
-        self._pause = PauseRule(self._host_watch, clock, every_s)
         self._runner = UnitRunner(
             worker=own.name,
             host=own.presence.host,
@@ -271,11 +269,12 @@ class Worker:
             self._view.poll_journal(self.name)
             self._follow_if_due(began)
             if self._runner.counts.failed > failed_before:
-                self._pause.judge(self._stage, self._runner.counts)
-            if self._pause.reason:
-                self._leave(self._pause.reason)
+                counts = self._runner.counts
+                self._host_watch.judge_run(self._stage, counts.failed, counts.done)
+            if self._host_watch.pause:
+                self._leave(self._host_watch.pause)
                 hint = "see 'hpctk status'; fix the cause, 'hpctk retry' and start workers again"
-                raise PausedError(self._pause.reason, hint=hint)
+                raise PausedError(self._host_watch.pause, hint=hint)
             if outcome is Outcome.STOPPED:
                 self._drain.request("no time for another item", 0.0)
             stops = self._drain.requested or self._host_watch.hold
@@ -317,9 +316,9 @@ class Worker:
         """Do the periodic work: reasons to exit, heartbeat, requests, other workers."""
         counts = self._runner.counts
         self._drain.check_deadline()
-        self._pause.judge_if_due(self._stage, counts)
-        if self._pause.reason:
-            self._drain.request(self._pause.reason, math.inf)
+        self._host_watch.judge_run_if_due(self._stage, counts.failed, counts.done)
+        if self._host_watch.pause:
+            self._drain.request(self._host_watch.pause, math.inf)
         if self._host_watch.reason:
             self._drain.request(self._host_watch.reason, 0.0)
         who = {"node": self._node.watches_for, "workers": self._pacing.watchers}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.control import SILENT_NODE, ControlReader, HealthNotice, give_health_notice
 from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.left import FIRST_ITEMS, parse_max_failures, pause_reason
 from hpc_toolkit.queue.state import AGAIN_WEIGHT
 from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES as MOST
 from hpc_toolkit.worker.hosthealth import Health, HostWatch, Key, Opinion, judge, may_wait
-from hpc_toolkit.worker.pausing import FIRST_ITEMS, parse_max_failures, pause_reason
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.slurm.render.spec import OPTIONS, shown
 from hpc_toolkit.system.quantities import counted, format_duration, format_mem, format_walltime
 from hpc_toolkit.system.terminal import aligned, note, printable
@@ -109,8 +108,6 @@ def show_cluster(
     from hpc_toolkit.slurm.clusters.facts import load_cluster
 
     cluster = load_cluster(name)
-    for warning in harmful(dict((*cluster.env, *cluster.nccl))):
-        note(f"{cluster.file}: {warning}", "warning")
     record = {**_record(cluster), "origins": {key: str(at) for key, at in cluster.origins}}
     rows: list[tuple[str, ...]] = [*_rows(cluster)]
     if origin:

@@ -20,7 +20,6 @@ from hpc_toolkit.cli.scriptoptions import (
     script_arguments,
 )
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
-from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.slurm.render.spec import QUEUES, ScriptSpec
 from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.system.options import Option, Panels, flag, many, only_given
@@ -72,7 +71,7 @@ def render(template: str | None, **given: Any) -> None:
         base = {**header.request, "template": header.template, "cluster": header.cluster}
     unnamed = _name_run(template, given, base or {})
     spec, site, script = requested(template, given, base=base)
-    _show_notes(spec, site)
+    _show_notes(site)
     print(printable(asked_line(ask_of(spec, site))), file=sys.stderr)
     if out == "-":
         sys.stdout.write(script)
@@ -126,15 +125,13 @@ def _make_log_directories(spec: ScriptSpec) -> None:
             note(f"{logs}: {error.strerror}; without its log a job fails immediately")
 
 
-def _show_notes(spec: ScriptSpec, site: Cluster) -> None:
+def _show_notes(site: Cluster) -> None:
     from hpc_toolkit.slurm.render.directives import forbidden
 
     if site.source and not site.verified:
         note(f"{site.file}: facts not verified; from {site.source} ({site.checked})")
     if reason := forbidden(site, Path.cwd()):
         note(reason)
-    for warning in harmful(dict((*site.env, *site.nccl, *spec.env))):
-        note(warning, "warning")
 
 
 MANIFEST_PANELS: Panels = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
 from typing import TypeGuard
 
 from hpc_toolkit.errors import RenderError
@@ -155,56 +154,3 @@ def check_command(words: tuple[str, ...]) -> None:
     if sum(map(len, words)) > _WORDS_MAX:
         msg = f"{option}: the command is longer than {_WORDS_MAX} characters"
         raise RenderError(msg, hint="put them into a file that the program reads")
-
-
-_NCCL = "docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-_TORCH = "pytorch.org/docs/stable/torch_nccl_environment_variables.html"
-_SET, _ANY = "(?!0$).+", ".+"
-_BY_DEFAULT = "leave it out: a failed collective ends its rank by default"
-_NO_TIMEOUT = "NCCL has no such variable"
-
-# Variable: a pattern of its harmful values, what they do, what to do instead, and the source.
-_ADVICE = {
-    "NCCL_P2P_LEVEL": (
-        "(?i:NVL|LOC|0)",
-        "GPUs without NVLink, such as L40S and A40, copy through the host",
-        "leave it out",
-        _NCCL,
-    ),
-    "NCCL_P2P_DISABLE": (_SET, "GPUs of a node copy through the host", "leave it out", _NCCL),
-    "NCCL_IB_DISABLE": (
-        _SET,
-        "nodes exchange data over TCP, although they may have InfiniBand or RoCE",
-        "leave it out, or name the interfaces with NCCL_SOCKET_IFNAME and NCCL_IB_HCA",
-        _NCCL,
-    ),
-    "NCCL_SHM_DISABLE": (_SET, "ranks of a node exchange data over TCP", "leave it out", _NCCL),
-    "NCCL_NET_GDR_LEVEL": (
-        "[0-9]+",
-        "the number is the notation of old versions of NCCL",
-        "leave it out, or use the word that the site recommends, such as PHB",
-        _NCCL,
-    ),
-    "NCCL_TIMEOUT": (_ANY, _NO_TIMEOUT, "use init_process_group(timeout=...)", _NCCL),
-    **{
-        name: (_ANY, f"it is the old name of TORCH_{name}", _BY_DEFAULT, _TORCH)
-        for name in ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
-    },
-    "MASTER_PORT": (
-        _ANY,
-        "two jobs with this port on one node fail",
-        "leave it out: hpctk finds a free port",
-        "pytorch.org/docs/stable/elastic/run.html",
-    ),
-}
-
-
-def harmful(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each variable that slows trainings down, breaks them, or does nothing.
-
-    It names the value, what it does, what to do instead, and the source.
-    """
-    for name, (values, does, instead, source) in _ADVICE.items():
-        value = environment.get(name, "")
-        if re.fullmatch(values, value, re.DOTALL):
-            yield f"{name}={value}: {does}; {instead} ({source})"

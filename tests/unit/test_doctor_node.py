@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.doctor import node
-from hpc_toolkit.slurm.allowlist import harmful
 from hpc_toolkit.system.gpus import ask_driver
-from tests.unit.jobcommands import call
 
 CONFIG = """Configuration data as of 2026-01-01T00:00:00
 ClusterName             = narwhal
@@ -131,36 +129,3 @@ def test_gpus_that_answer_and_compute_are_fine(here: dict[str, Any]) -> None:
         ("torch", "fine", "torch 2.5.1 for CUDA 12.4 computes on 1 GPU"),
     ]
     assert here["asked"] == ["driver", "torch"]
-
-
-HARMFUL = dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE"), "1")
-HARMFUL |= {"NCCL_P2P_LEVEL": "NVL", "NCCL_NET_GDR_LEVEL": "5", "NCCL_TIMEOUT": "1800"}
-HARMFUL |= {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_BLOCKING_WAIT": "1", "MASTER_PORT": "29500"}
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def test_each_harmful_setting_has_a_reason_and_a_source_and_what_a_site_needs_is_fine() -> None:
-    found = list(harmful(HARMFUL))
-    fine = {"NCCL_IB_DISABLE": "0", "NCCL_P2P_LEVEL": "SYS", "NCCL_NET_GDR_LEVEL": "PHB"}
-    fine |= {"NCCL_SOCKET_IFNAME": "ib0", "TORCH_NCCL_BLOCKING_WAIT": "1"}
-
-    assert sorted(line.partition("=")[0] for line in found) == sorted(HARMFUL)
-    assert all(line.endswith(".html)") and "; " in line for line in found)
-    assert list(harmful(fine)) == []
-
-
-def test_render_and_the_view_of_a_clusters_file_warn_of_harmful_settings() -> None:
-    Path("site.toml").write_text('[nccl]\nNCCL_IB_DISABLE = "1"\n')
-    words = ("render", "--cluster", "./site.toml", "--env", "NCCL_TIMEOUT=9", "-o", "-")
-
-    rendered, checked = call(*words), call("cluster", "show", "./site.toml")
-
-    assert rendered.exit_code == 0
-    warned = [line for line in rendered.stderr.splitlines() if "NCCL" in line]
-    assert [line.split(": ")[1] for line in warned] == ["NCCL_IB_DISABLE=1", "NCCL_TIMEOUT=9"]
-    assert checked.exit_code == 0
-    assert checked.stderr.startswith("warning: ./site.toml: NCCL_IB_DISABLE=1: ")

@@ -26,7 +26,7 @@ def cluster_schema() -> dict[str, Any]:
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A cluster file of hpctk",
-        **_object(keys.KEYS, described),
+        **_object(clusters.KEYS, described),
     }
 
 
@@ -52,7 +52,7 @@ def _schema(convert: Any) -> dict[str, Any]:
 
 def _docstrings(name: str) -> dict[str, str]:
     """Return the docstring below each field of the dataclass ``name``."""
-    trees = [ast.parse(inspect.getsource(module)) for module in (clusters, nodes)]
+    trees = [ast.parse(inspect.getsource(module)) for module in (keys, clusters, nodes)]
     bodies = [one for tree in trees for one in tree.body if isinstance(one, ast.ClassDef)]
     shared = "Limits" if name in ("Cluster", "Partition") else ""
     classes = [one for one in bodies if one.name in (shared, name)]

@@ -13,7 +13,8 @@ import pytest
 
 from hpc_toolkit import cli
 from hpc_toolkit.campaign import tables
-from hpc_toolkit.slurm.clusters.keys import KEYS, PARTITION_KEYS
+from hpc_toolkit.slurm.clusters.facts import KEYS
+from hpc_toolkit.slurm.clusters.keys import PARTITION_KEYS
 from tests import site
 from tests.documents import REPOSITORY, public_names
 

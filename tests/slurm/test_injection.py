@@ -32,7 +32,7 @@ def spread(values: Sequence[Any], number: int) -> list[Any]:
 
 
 def test_every_field_and_every_key_is_a_place() -> None:
-    from hpc_toolkit.slurm.clusters.keys import KEYS
+    from hpc_toolkit.slurm.clusters.facts import KEYS
     from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS
 
     fields = {

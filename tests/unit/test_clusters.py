@@ -12,13 +12,13 @@ import pytest
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.clusters.draft import draft
 from hpc_toolkit.slurm.clusters.facts import (
+    KEYS,
     Cluster,
-    Partition,
     cluster_names,
     load_cluster,
     parse_cluster,
 )
-from hpc_toolkit.slurm.clusters.keys import KEYS, PARTITION_KEYS
+from hpc_toolkit.slurm.clusters.keys import PARTITION_KEYS, Partition
 from tests.clusterschema import cluster_schema
 from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED
 

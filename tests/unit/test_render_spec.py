@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.clusters.facts import Cluster, Partition, load_cluster, parse_cluster
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
+from hpc_toolkit.slurm.clusters.keys import Partition
 from hpc_toolkit.slurm.render.directives import complete, directives, forbidden
 from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
 

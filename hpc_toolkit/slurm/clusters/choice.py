@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
-from hpc_toolkit.slurm.clusters.facts import Cluster, Origin, Partition, load_cluster
+from hpc_toolkit.slurm.clusters.facts import Cluster, Origin, load_cluster
 from hpc_toolkit.slurm.clusters.files import Layer, cluster_files, read_table
 from hpc_toolkit.slurm.clusters.fitting import Excess, Fit, Needs, equipped, exceeded, fit, kinds_of
-from hpc_toolkit.slurm.clusters.keys import NODE_KEYS, PARTITION_KEYS, SHAPE_KEYS, identify
+from hpc_toolkit.slurm.clusters.keys import (
+    NODE_KEYS,
+    PARTITION_KEYS,
+    SHAPE_KEYS,
+    Partition,
+    identify,
+)
 from hpc_toolkit.slurm.render.spec import rivals_of
 
 FALLBACK = "generic"

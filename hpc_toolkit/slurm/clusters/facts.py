@@ -21,100 +21,13 @@ from hpc_toolkit.slurm.clusters.files import (
     parse_table,
     read_table,
 )
+from hpc_toolkit.slurm.clusters.keys import Limits, Partition, Qos, keyed
 from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, OPTIONS, rivals_of
 from hpc_toolkit.system import tomltable as t
 
 VARIABLES = {f"HPCTK_{option.upper()}": option for option in DEFAULT_OPTIONS}
 """Environment variables that override a key of every cluster's ``[defaults]``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits and node facts that a cluster file gives for the cluster or for one partition.
-
-    None means unknown, or without a limit.
-    """
-
-    nodes: int | None = None
-    """How many nodes one job can get at most."""
-    min_nodes: int | None = None
-    """How many nodes a job must request at least."""
-    max_walltime_s: int | None = None
-    """Longest job that it accepts."""
-    gpus_per_node: int | None = None
-    """Physical GPUs of a node; 0 for nodes without GPUs."""
-    gpu_type: str | None = None
-    """The type in a GPU request, as in ``l40s:4``; without it, requests are untyped."""
-    cpus_per_node: int | None = None
-    """CPUs of a node that a job can have, as Slurm counts them."""
-    mem_per_node_mib: int | None = None
-    """Memory of a node that a job can have."""
-    max_cpus_per_node: int | None = None
-    """Most CPUs of a node that one job may use, if that is less than the node has."""
-    max_mem_per_node_mib: int | None = None
-    """Most memory of a node that one job may request, if that is less than the node has."""
-    max_mem_per_cpu_mib: int | None = None
-    """Most memory for each CPU of a job: a job that needs more must request more CPUs."""
-    gpu_request: keys.GpuRequest | None = None
-    """The option with which a script requests GPUs, because Slurm refuses a mix of them; "none" if
-    the nodes of the partition imply the GPUs."""
-    mem_style: keys.MemStyle | None = None
-    """The option with which a script requests memory; "none" if the site sets memory itself."""
-    whole_nodes: bool | None = None
-    """Whether a job gets, and pays for, complete nodes."""
-    accounts: tuple[str, ...] | None = None
-    """The accounts that jobs may charge; other accounts are refused."""
-    denied_accounts: tuple[str, ...] | None = None
-    """Accounts that are refused."""
-    allowed_qos: tuple[str, ...] | None = None
-    """The QOS that jobs may have; others, and a default QOS that is not listed, are refused."""
-    denied_qos: tuple[str, ...] | None = None
-    """QOS that are refused."""
-    partition_qos: str | None = None
-    """The QOS whose limits bind every job of the partition."""
-    price_per_node_hour: float | None = None
-    """Price of a node for one hour, in the currency; added to the price of its GPUs."""
-    price_per_gpu_hour: float | None = None
-    """Price of a GPU for one hour, in the currency."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition(Limits):
-    """One partition of a site. None stands for the cluster's value, which may be unknown."""
-
-    name: str
-    """Its name in Slurm."""
-    kinds: tuple[tuple[str, int], ...] = ()
-    """How many nodes of each of the cluster's kinds it has."""
-    restricted: bool | str = False
-    """Whether only some users may use it, or why you may not; a job gets it only by naming it."""
-    defaults: tuple[tuple[str, Any], ...] = ()
-    """Values of sbatch options that a request for this partition leaves open."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qos:
-    """Limits of a quality of service (QOS) for one job of one user. None means no limit."""
-
-    name: str
-    """Its name in Slurm."""
-    max_walltime_s: int | None = None
-    """Longest job."""
-    nodes: int | None = None
-    """Most nodes of a job."""
-    gpus: int | None = None
-    """Most GPUs of a job on all of its nodes."""
-    gpu_types: tuple[tuple[str, int], ...] = ()
-    """Most GPUs of a type, if this is less: a100 = 4."""
-    cpus: int | None = None
-    """Most CPUs of a job on all of its nodes."""
-    max_submit_jobs: int | None = None
-    """Most jobs, including elements of arrays, that a user may have submitted."""
-    overrides_partition: bool = False
-    """Whether its jobs may exceed the time and node limits of the partition."""
-    overrides_partition_qos: bool = False
-    """Whether its limits come before those of the partition's QOS (OverPartQOS)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,72 +40,72 @@ class Cluster(Limits):
     """The first file that states these facts; errors name it."""
     argument: str = ""
     """Value of ``--cluster`` that loads these facts again; empty for facts from a text."""
-    extends: str | None = None
+    extends: str | None = keyed(None, t.word)
     """The cluster whose facts apply where this one states none."""
-    description: str = ""
+    description: str = keyed("", t.text)
     """Description of the cluster on one line."""
-    source: str = ""
+    source: str = keyed("", t.text)
     """The page, file or command that the facts were taken from."""
-    checked: str = ""
+    checked: str = keyed("", t.date)
     """Date when the facts were compared with the source, ISO 8601."""
-    verified: bool = False
+    verified: bool = keyed(False, t.flag)
     """Whether a job has run there with these facts."""
-    identify: tuple[tuple[str, str], ...] = ()
+    identify: tuple[tuple[str, str], ...] = keyed((), keys.identify)
     """How the site is recognized: Slurm's ClusterName, ``NAME=VALUE`` in the environment, or a
     pattern of the host name."""
-    gpu_request: keys.GpuRequest | None = "gpus-per-node"
-    currency: str = ""
+    gpu_request: str | None = keyed("gpus-per-node", keys.gpu_request)
+    currency: str = keyed("", t.word)
     """Currency of the prices, such as USD, or SU for units of an allocation."""
-    mem_style: keys.MemStyle | None = "mem"
-    kinds: tuple[NodeKind, ...] = ()
+    mem_style: str | None = keyed("mem", keys.mem_style)
+    kinds: tuple[NodeKind, ...] = keyed((), keys.kinds)
     """Kinds of nodes by name, in place of gpus_per_node, gpu_type, cpus_per_node and
     mem_per_node; a partition says how many nodes of each kind it has."""
-    qos: tuple[Qos, ...] = ()
+    qos: tuple[Qos, ...] = keyed((), keys.qos)
     """QOS with limits, by name."""
-    default_qos: str | None = None
+    default_qos: str | None = keyed(None, t.word)
     """The QOS of jobs without one."""
-    max_submit_jobs: int | None = None
+    max_submit_jobs: int | None = keyed(None, t.count)
     """Most jobs, including elements of arrays, that a user may have submitted."""
-    account_required: bool = False
+    account_required: bool = keyed(False, t.flag)
     """Whether sbatch refuses a job without ``--account``."""
-    account_hint: str = ""
+    account_hint: str = keyed("", t.text)
     """What an account name looks like there."""
-    choose_partition: bool = False
+    choose_partition: bool = keyed(False, t.flag)
     """Whether a script requests the first partition that fits if the user names none."""
-    partitions: tuple[Partition, ...] = ()
+    partitions: tuple[Partition, ...] = keyed((), keys.partitions)
     """Partitions with known limits, in the order in which they are tried; the list may be
     incomplete. The cluster's own limits apply where a partition states none."""
-    forbidden_submit_dirs: tuple[str, ...] = ()
+    forbidden_submit_dirs: tuple[str, ...] = keyed((), keys.directories)
     """Directories in and below which sbatch refuses to take jobs; ``~`` is the home directory."""
-    modules: tuple[str, ...] = ()
+    modules: tuple[str, ...] = keyed((), keys.modules)
     """Environment modules that every script loads."""
-    setup: tuple[str, ...] = ()
+    setup: tuple[str, ...] = keyed((), keys.commands)
     """Commands that every script runs before its step."""
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = keyed((), keys.exports)
     """Variables that every script exports."""
-    node_setup: tuple[str, ...] = ()
+    node_setup: tuple[str, ...] = keyed((), keys.commands)
     """Commands that every script runs once on each node before its step."""
-    gpu_backend: keys.Backend = "nccl"
+    gpu_backend: str = keyed("nccl", keys.backend)
     """The communication backend of a training with GPUs."""
-    nccl: tuple[tuple[str, str], ...] = ()
+    nccl: tuple[tuple[str, str], ...] = keyed((), keys.nccl)
     """Variables of NCCL and its transports that this site's network needs."""
-    login_shell: bool = False
+    login_shell: bool = keyed(False, t.flag)
     """Whether scripts need ``bash -l``, so that ``module`` is defined."""
-    conda_base: str | None = None
+    conda_base: str | None = keyed(None, t.path)
     """Where the site's conda is installed."""
-    container_runtime: str | None = None
+    container_runtime: str | None = keyed(None, keys.runtime)
     """The program that runs containers there, or its path, and arguments for it."""
-    binds: tuple[str, ...] = ()
+    binds: tuple[str, ...] = keyed((), keys.binds)
     """Directories that every container sees, ``FROM[:TO[:ro]]``."""
-    max_array_size: int | None = None
+    max_array_size: int | None = keyed(None, t.count)
     """Slurm's MaxArraySize: the highest index of an array is one less."""
-    shrink_jobs: bool = False
+    shrink_jobs: bool = keyed(False, t.flag)
     """Whether a running job may give nodes back."""
     # As in a ScriptSpec: times in seconds, memory in MiB.
-    defaults: tuple[tuple[str, Any], ...] = ()
+    defaults: tuple[tuple[str, Any], ...] = keyed((), keys.defaults)
     """Values of sbatch options that a request leaves open; 'defaults.sbatch' takes any option that
     '--sbatch' takes."""
-    facts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = keyed((), t.pairs)
     """Other facts for users; shown, never interpreted."""
 
     origins: tuple[tuple[str, Origin], ...] = ()
@@ -213,6 +126,13 @@ class Cluster(Limits):
             for name, value in _stated(self).items()
             if name not in ("file", "argument", "origins")
         }
+
+
+KEYS: dict[str, t.Key] = {
+    **{key: one for key, one in keys.keys_of(Cluster).items() if key not in keys.NODE_KEYS},
+    **keys.NODE_KEYS,
+}
+"""All keys of a cluster file."""
 
 
 def cluster_names() -> list[str]:
@@ -332,9 +252,9 @@ class MergedFacts:
 
     def add(self, table: dict[str, Any], file: str) -> None:
         """Override earlier values with those of ``table``; inner tables merge key by key."""
-        values = t.convert(table, keys.KEYS, file)
+        values = t.convert(table, KEYS, file)
         for key, stated in table.items():
-            field = keys.KEYS[key][0]
+            field = KEYS[key][0]
             if isinstance(stated, dict):
                 for inner, value in values[field]:
                     # Of [defaults.sbatch] too, whose options may be fields of a request.

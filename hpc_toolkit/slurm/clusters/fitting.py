@@ -12,7 +12,8 @@ from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
 from hpc_toolkit.system.tomltable import MAX_COUNT
 
 if TYPE_CHECKING:
-    from hpc_toolkit.slurm.clusters.facts import Cluster, Qos
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.clusters.keys import Qos
 
 KINDS = "kinds"
 

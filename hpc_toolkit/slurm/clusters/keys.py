@@ -1,11 +1,11 @@
-"""The keys of a cluster file: which field each key sets, and what its value must be."""
+"""The tables of a cluster file: their fields, and what the value of each key must be."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.allowlist import matches
@@ -16,16 +16,30 @@ from hpc_toolkit.slurm.render.file import read_sbatch
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, MEMORY_OPTIONS, OPTIONS, read_quantity
 from hpc_toolkit.system import tomltable as t
 
-GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task", "gpus", "none"]
-MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
-Backend = Literal["nccl", "gloo"]
-
 MAX_AMOUNT = 1_000_000
 
 NCCL_NAME = r"(NCCL|TORCH_NCCL|RCCL|OFI_NCCL|GLOO|TP|UCX|FI|CXI|PSM3)_[A-Z0-9_]{1,100}"
 """Variables of NCCL, RCCL, Gloo, TensorPipe, UCX and libfabric with its providers."""
 
 PARTITION_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,127}"
+
+
+T = TypeVar("T")
+
+
+def keyed(default: T, read: Callable[[Any, str], Any]) -> T:
+    """A field with the converter of the key that sets it."""
+    found: T = field(default=default, metadata={"read": read})
+    return found
+
+
+def keys_of(kind: Any) -> dict[str, t.Key]:
+    """The keys of a table: the names of fields, less the units of seconds and MiB."""
+    return {
+        re.sub("_(s|mib)$", "", one.name): (one.name, one.metadata["read"])
+        for one in fields(kind)
+        if "read" in one.metadata
+    }
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[Any, str], str]:
@@ -56,6 +70,9 @@ commands = _checked(t.texts, v.COMMANDS.check)
 directories = _checked(t.texts, _check_directories)
 exports = _checked(t.pairs, v.VARIABLES.check)
 runtime = _checked(t.text, program_words)
+gpu_request = t.Choice(("gpus-per-node", "gres", "gpus-per-task", "gpus", "none"))
+mem_style = t.Choice(("mem", "mem-per-cpu", "mem-per-gpu", "none"))
+backend = t.Choice(("nccl", "gloo"))
 
 
 def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
@@ -202,23 +219,10 @@ class Named:
         )
 
 
-_QOS_KEYS: dict[str, t.Key] = {
-    "max_walltime": ("max_walltime_s", t.walltime),
-    "nodes": ("nodes", t.count_or_zero),
-    "gpus": ("gpus", t.count_or_zero),
-    "gpu_types": ("gpu_types", Named(t.count_or_zero)),
-    "cpus": ("cpus", t.count_or_zero),
-    "max_submit_jobs": ("max_submit_jobs", t.count_or_zero),
-    "overrides_partition": ("overrides_partition", t.flag),
-    "overrides_partition_qos": ("overrides_partition_qos", t.flag),
-}
-
-
 def restricted(value: object, where: str) -> bool | str:
     return value if isinstance(value, bool) else t.text(value, where)
 
 
-qos = Named(Table(_QOS_KEYS, of="Qos"))
 kinds = Named(Table(_NODE_KIND_KEYS, of="NodeKind"))
 kind_counts = Named(t.count)
 
@@ -239,72 +243,100 @@ def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-NODE_KEYS: dict[str, t.Key] = {
-    "nodes": ("nodes", t.count),
-    "min_nodes": ("min_nodes", t.count),
-    "max_walltime": ("max_walltime_s", t.walltime),
-    "gpus_per_node": ("gpus_per_node", t.count_or_zero),
-    "gpu_type": ("gpu_type", t.word),
-    "cpus_per_node": ("cpus_per_node", t.count),
-    "mem_per_node": ("mem_per_node_mib", t.mem),
-    "max_cpus_per_node": ("max_cpus_per_node", t.count),
-    "max_mem_per_node": ("max_mem_per_node_mib", t.mem),
-    "max_mem_per_cpu": ("max_mem_per_cpu_mib", t.mem),
-    "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
-    "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
-    "whole_nodes": ("whole_nodes", t.flag),
-    "accounts": ("accounts", t.texts),
-    "denied_accounts": ("denied_accounts", t.texts),
-    "allowed_qos": ("allowed_qos", t.texts),
-    "denied_qos": ("denied_qos", t.texts),
-    "partition_qos": ("partition_qos", t.word),
-    "price_per_node_hour": ("price_per_node_hour", amount),
-    "price_per_gpu_hour": ("price_per_gpu_hour", amount),
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits and node facts that a cluster file gives for the cluster or for one partition.
+
+    None means unknown, or without a limit.
+    """
+
+    nodes: int | None = keyed(None, t.count)
+    """How many nodes one job can get at most."""
+    min_nodes: int | None = keyed(None, t.count)
+    """How many nodes a job must request at least."""
+    max_walltime_s: int | None = keyed(None, t.walltime)
+    """Longest job that it accepts."""
+    gpus_per_node: int | None = keyed(None, t.count_or_zero)
+    """Physical GPUs of a node; 0 for nodes without GPUs."""
+    gpu_type: str | None = keyed(None, t.word)
+    """The type in a GPU request, as in ``l40s:4``; without it, requests are untyped."""
+    cpus_per_node: int | None = keyed(None, t.count)
+    """CPUs of a node that a job can have, as Slurm counts them."""
+    mem_per_node_mib: int | None = keyed(None, t.mem)
+    """Memory of a node that a job can have."""
+    max_cpus_per_node: int | None = keyed(None, t.count)
+    """Most CPUs of a node that one job may use, if that is less than the node has."""
+    max_mem_per_node_mib: int | None = keyed(None, t.mem)
+    """Most memory of a node that one job may request, if that is less than the node has."""
+    max_mem_per_cpu_mib: int | None = keyed(None, t.mem)
+    """Most memory for each CPU of a job: a job that needs more must request more CPUs."""
+    gpu_request: str | None = keyed(None, gpu_request)
+    """The option with which a script requests GPUs, because Slurm refuses a mix of them; "none" if
+    the nodes of the partition imply the GPUs."""
+    mem_style: str | None = keyed(None, mem_style)
+    """The option with which a script requests memory; "none" if the site sets memory itself."""
+    whole_nodes: bool | None = keyed(None, t.flag)
+    """Whether a job gets, and pays for, complete nodes."""
+    accounts: tuple[str, ...] | None = keyed(None, t.texts)
+    """The accounts that jobs may charge; other accounts are refused."""
+    denied_accounts: tuple[str, ...] | None = keyed(None, t.texts)
+    """Accounts that are refused."""
+    allowed_qos: tuple[str, ...] | None = keyed(None, t.texts)
+    """The QOS that jobs may have; others, and a default QOS that is not listed, are refused."""
+    denied_qos: tuple[str, ...] | None = keyed(None, t.texts)
+    """QOS that are refused."""
+    partition_qos: str | None = keyed(None, t.word)
+    """The QOS whose limits bind every job of the partition."""
+    price_per_node_hour: float | None = keyed(None, amount)
+    """Price of a node for one hour, in the currency; added to the price of its GPUs."""
+    price_per_gpu_hour: float | None = keyed(None, amount)
+    """Price of a GPU for one hour, in the currency."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition(Limits):
+    """One partition of a site. None stands for the cluster's value, which may be unknown."""
+
+    name: str = field(metadata={"read": partition_name})
+    """Its name in Slurm."""
+    kinds: tuple[tuple[str, int], ...] = keyed((), kind_counts)
+    """How many nodes of each of the cluster's kinds it has."""
+    restricted: bool | str = keyed(False, restricted)
+    """Whether only some users may use it, or why you may not; a job gets it only by naming it."""
+    defaults: tuple[tuple[str, Any], ...] = keyed((), defaults)
+    """Values of sbatch options that a request for this partition leaves open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qos:
+    """Limits of a quality of service (QOS) for one job of one user. None means no limit."""
+
+    name: str
+    """Its name in Slurm."""
+    max_walltime_s: int | None = keyed(None, t.walltime)
+    """Longest job."""
+    nodes: int | None = keyed(None, t.count_or_zero)
+    """Most nodes of a job."""
+    gpus: int | None = keyed(None, t.count_or_zero)
+    """Most GPUs of a job on all of its nodes."""
+    gpu_types: tuple[tuple[str, int], ...] = keyed((), Named(t.count_or_zero))
+    """Most GPUs of a type, if this is less: a100 = 4."""
+    cpus: int | None = keyed(None, t.count_or_zero)
+    """Most CPUs of a job on all of its nodes."""
+    max_submit_jobs: int | None = keyed(None, t.count_or_zero)
+    """Most jobs, including elements of arrays, that a user may have submitted."""
+    overrides_partition: bool = keyed(False, t.flag)
+    """Whether its jobs may exceed the time and node limits of the partition."""
+    overrides_partition_qos: bool = keyed(False, t.flag)
+    """Whether its limits come before those of the partition's QOS (OverPartQOS)."""
+
+
+NODE_KEYS = keys_of(Limits)
 """Keys that a partition may state as well as the cluster."""
+
+qos = Named(Table(keys_of(Qos), of="Qos"))
 
 SHAPE_KEYS = ("gpus_per_node", "gpu_type", "cpus_per_node", "mem_per_node")
 """Keys that describe nodes which are all equal; otherwise ``kinds`` describes them."""
 
-PARTITION_KEYS: dict[str, t.Key] = {
-    "name": ("name", partition_name),
-    **NODE_KEYS,
-    "kinds": ("kinds", kind_counts),
-    "restricted": ("restricted", restricted),
-    "defaults": ("defaults", defaults),
-}
-
-KEYS: dict[str, t.Key] = {
-    "description": ("description", t.text),
-    "extends": ("extends", t.word),
-    "source": ("source", t.text),
-    "checked": ("checked", t.date),
-    "verified": ("verified", t.flag),
-    "identify": ("identify", identify),
-    **NODE_KEYS,
-    "kinds": ("kinds", kinds),
-    "qos": ("qos", qos),
-    "default_qos": ("default_qos", t.word),
-    "max_submit_jobs": ("max_submit_jobs", t.count),
-    "currency": ("currency", t.word),
-    "account_required": ("account_required", t.flag),
-    "account_hint": ("account_hint", t.text),
-    "choose_partition": ("choose_partition", t.flag),
-    "partitions": ("partitions", partitions),
-    "max_array_size": ("max_array_size", t.count),
-    "shrink_jobs": ("shrink_jobs", t.flag),
-    "forbidden_submit_dirs": ("forbidden_submit_dirs", directories),
-    "login_shell": ("login_shell", t.flag),
-    "modules": ("modules", modules),
-    "setup": ("setup", commands),
-    "node_setup": ("node_setup", commands),
-    "env": ("env", exports),
-    "gpu_backend": ("gpu_backend", t.Choice(get_args(Backend))),
-    "nccl": ("nccl", nccl),
-    "conda_base": ("conda_base", t.path),
-    "container_runtime": ("container_runtime", runtime),
-    "binds": ("binds", binds),
-    "defaults": ("defaults", defaults),
-    "facts": ("facts", t.pairs),
-}
-"""All keys of a cluster file, in the order in which a person would write them."""
+PARTITION_KEYS = keys_of(Partition)

@@ -16,7 +16,6 @@ from hpc_toolkit.system.quantities import counted
 if TYPE_CHECKING:
     from hpc_toolkit.bandit import ArmTable
     from hpc_toolkit.campaign.settings import Campaign
-    from hpc_toolkit.campaign.summary import Step
 
 _COLUMNS, _ROWS, _LEVELS = 120, 50, 160
 _BINS, _DISTINCT = 12, 24
@@ -44,6 +43,17 @@ def some_counts(most: int) -> list[int]:
     spread = (round(most ** (number / 120)) for number in range(121))
     even = (1 + round((most - 1) * number / 120) for number in range(121))
     return sorted({*spread, *even}) if most >= 1 else []
+
+
+class Step(NamedTuple):
+    """The best arm after some evaluations."""
+
+    evaluations: int
+    seconds: float
+    """Seconds that these evaluations took, added up."""
+    arm: str
+    reward: float
+    """Of the arm over all tasks; of an arm of a race that lacks some, over its tasks."""
 
 
 def best_so_far(

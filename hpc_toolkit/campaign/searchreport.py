@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_toolkit.bandit import Pull
+from hpc_toolkit.bandit.asktell import TASK_RULES
 from hpc_toolkit.bandit.rule import Reward
 from hpc_toolkit.campaign.evaluations import Searched, searched_of
-from hpc_toolkit.campaign.search import score_of
-from hpc_toolkit.campaign.searchfigures import best_so_far, brief, reward_map
+from hpc_toolkit.campaign.search import observe, score_of
+from hpc_toolkit.campaign.searchfigures import Step, best_so_far, brief, reward_map
 from hpc_toolkit.campaign.settings import Campaign
-from hpc_toolkit.campaign.summary import Step, Summary, progress_of, summarize
+from hpc_toolkit.campaign.summary import Summary, summarize
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.report.figures import Figure
 from hpc_toolkit.report.page import Cell, Section, Table, count, seconds
@@ -326,3 +328,49 @@ def _tied(facts: SearchFacts) -> tuple[Sequence[str], str]:
     if summary.exhaustive is not None:
         return summary.exhaustive_ties, summary.exhaustive.arm
     return summary.ties, summary.best.arm
+
+
+def progress_of(searched: Searched, rewards: Mapping[str, Reward]) -> list[Step]:
+    """The best arm so far after each finished pull, in the order of the asks.
+
+    ``rewards`` are those of all arms that have a result of every task. The best arm of a policy
+    that requests tasks in parts is the one that it would name after each decision.
+    """
+    spent: dict[Pull, tuple[int, float]] = {}
+    evaluations, seconds = 0, 0.0
+    for pull, rows in searched.done.items():
+        evaluations += len(rows)
+        seconds += math.fsum(row["seconds"] for row in rows)
+        spent[pull] = evaluations, seconds
+    if searched.campaign.search.policy in TASK_RULES:
+        return list(_race(searched, rewards, spent))
+    return list(_by_arm(searched, rewards, spent))
+
+
+def _by_arm(
+    searched: Searched, rewards: Mapping[str, Reward], spent: Mapping[Pull, tuple[int, float]]
+) -> Iterator[Step]:
+    known = [one.arm for one in searched.known if one.arm in rewards]
+    best = max(known, key=lambda arm: rewards[arm].mean, default=None)
+    if best is not None:
+        yield Step(0, 0.0, best, rewards[best].mean)
+    for pull, cost in spent.items():
+        found = rewards.get(pull.arm)
+        if found is not None and (best is None or found.mean > rewards[best].mean):
+            best = pull.arm
+        if best is not None:
+            yield Step(*cost, best, rewards[best].mean)
+
+
+def _race(
+    searched: Searched, rewards: Mapping[str, Reward], spent: Mapping[Pull, tuple[int, float]]
+) -> Iterator[Step]:
+    judge = searched.judge()
+    for decision in searched.rounds:
+        finished = [pull for pull in decision.pulls if pull in spent]
+        for pull in finished:
+            judge.tell(observe(pull.arm, searched.done[pull]))
+        best = judge.best() if finished else None
+        if best is not None:
+            reward = rewards[best.arm].mean if best.arm in rewards else best.mean
+            yield Step(*spent[finished[-1]], best.arm, reward)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from hpc_toolkit.bandit import Pull, Recommendation
-from hpc_toolkit.bandit.asktell import TASK_RULES
-from hpc_toolkit.bandit.rule import Reward
+from hpc_toolkit.bandit import Recommendation
 from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.evaluations import Found, Searched, searched_of
-from hpc_toolkit.campaign.search import observe, score_of
+from hpc_toolkit.campaign.search import score_of
 from hpc_toolkit.campaign.settings import Campaign, settings_of
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.view import RunView
@@ -204,63 +202,6 @@ def _said(row: dict[str, Any]) -> str:
     for place, number in not_finite(row.get("types", {})).items():
         gave = f"{place[1:] or 'value'} is {number}"
     return f"{arm_of(row['item'])} on {row['item']['task']}: {str(gave)[:120]}"
-
-
-class Step(NamedTuple):
-    """The best arm after some evaluations."""
-
-    evaluations: int
-    seconds: float
-    """Seconds that these evaluations took, added up."""
-    arm: str
-    reward: float
-    """Of the arm over all tasks; of an arm of a race that lacks some, over its tasks."""
-
-
-def progress_of(searched: Searched, rewards: Mapping[str, Reward]) -> list[Step]:
-    """The best arm so far after each finished pull, in the order of the asks.
-
-    ``rewards`` are those of all arms that have a result of every task. The best arm of a policy
-    that requests tasks in parts is the one that it would name after each decision.
-    """
-    spent: dict[Pull, tuple[int, float]] = {}
-    evaluations, seconds = 0, 0.0
-    for pull, rows in searched.done.items():
-        evaluations += len(rows)
-        seconds += math.fsum(row["seconds"] for row in rows)
-        spent[pull] = evaluations, seconds
-    if searched.campaign.search.policy in TASK_RULES:
-        return list(_race(searched, rewards, spent))
-    return list(_by_arm(searched, rewards, spent))
-
-
-def _by_arm(
-    searched: Searched, rewards: Mapping[str, Reward], spent: Mapping[Pull, tuple[int, float]]
-) -> Iterator[Step]:
-    known = [one.arm for one in searched.known if one.arm in rewards]
-    best = max(known, key=lambda arm: rewards[arm].mean, default=None)
-    if best is not None:
-        yield Step(0, 0.0, best, rewards[best].mean)
-    for pull, cost in spent.items():
-        found = rewards.get(pull.arm)
-        if found is not None and (best is None or found.mean > rewards[best].mean):
-            best = pull.arm
-        if best is not None:
-            yield Step(*cost, best, rewards[best].mean)
-
-
-def _race(
-    searched: Searched, rewards: Mapping[str, Reward], spent: Mapping[Pull, tuple[int, float]]
-) -> Iterator[Step]:
-    judge = searched.judge()
-    for decision in searched.rounds:
-        finished = [pull for pull in decision.pulls if pull in spent]
-        for pull in finished:
-            judge.tell(observe(pull.arm, searched.done[pull]))
-        best = judge.best() if finished else None
-        if best is not None:
-            reward = rewards[best.arm].mean if best.arm in rewards else best.mean
-            yield Step(*spent[finished[-1]], best.arm, reward)
 
 
 def summary_lines(summary: Summary) -> list[str]:

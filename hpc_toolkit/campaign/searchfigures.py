@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.report import figures
-from hpc_toolkit.report.charts import HeatMap, Plot, Series, Tile, heatmap, padded, plots, stepped
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -73,16 +72,16 @@ def best_so_far(
         series = list(_lines(steps, xs, cost, order, levels))
         points = [point for line in series for point in line.points]
         ys = [y for _, y in points]
-        across, up = figures.Axis(0.0, max(x for x, _ in points) or 1.0), padded(min(ys), max(ys))
-        plot = Plot(
+        across = figures.Axis(0.0, max(x for x, _ in points) or 1.0)
+        room = (max(ys) - min(ys)) * 0.06 or abs(max(ys)) * 0.05 or 1.0
+        plot = figures.Plot(
             x="evaluation time" if timed else "evaluations",
             y="best reward so far",
             across=across,
-            up=up,
+            up=figures.Axis(min(ys) - room, max(ys) + room),
             columns=figures.span_ticks(across.high, 6)
             if timed
             else figures.number_ticks(0.0, across.high),
-            rows=figures.number_ticks(up.low, up.high),
             series=series,
         )
         drawn.append(plot)
@@ -90,7 +89,7 @@ def best_so_far(
     since = next(step for step in steps if step.reward == last.reward)
     said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.reward:.4f};"
     said += f" it was found after {since.evaluations:,}."
-    return plots("Best reward so far", said, drawn)
+    return figures.plots("Best reward so far", said, drawn)
 
 
 def _lines(
@@ -99,19 +98,21 @@ def _lines(
     cost: float,
     order: Sequence[float],
     levels: Mapping[str, float],
-) -> Iterator[Series]:
-    points = list(zip(spent, (step.reward for step in steps), strict=True))
-    yield Series(name="search", points=stepped(points), colour=figures.COLOURS[0])
+) -> Iterator[figures.Series]:
+    points = [(spent[0], steps[0].reward)]
+    for at, step in zip(spent[1:], steps[1:], strict=True):
+        points += [(at, points[-1][1]), (at, step.reward)]  # a reward holds until the next one
+    yield figures.Series(name="search", points=points, colour=figures.COLOURS[0])
     wide, end = 'stroke-width="2"', spent[-1]
     if order and cost > 0:
         counts = some_counts(min(len(order), max(1, math.ceil(end / cost))))
         best = zip((cost * count for count in counts), expected_best(order, counts), strict=True)
         points = [point for point in best if point[0] <= end * 1.02 or point[0] == cost]
         name, style = "random order (expected)", f"{wide} {figures.DASHED}"
-        yield Series(name=name, points=points, colour=figures.COLOURS[6], style=style)
+        yield figures.Series(name=name, points=points, colour=figures.COLOURS[6], style=style)
     for number, (name, reward) in enumerate(levels.items(), 1):
         points, style = [(0.0, reward), (end, reward)], f"{wide} {figures.DOTTED}"
-        yield Series(name=name, points=points, colour=figures.COLOURS[number], style=style)
+        yield figures.Series(name=name, points=points, colour=figures.COLOURS[number], style=style)
 
 
 class Grid(NamedTuple):
@@ -231,15 +232,14 @@ def reward_map(
     arms: ArmTable,
     rewards: Mapping[str, float],
     *,
-    words: Callable[[str], str],
     asked: Collection[str],
     marks: Mapping[str, str],
     unit: str,
 ) -> tuple[figures.Figure, ...]:
     """The rewards of arms by model, checkpoint and layer, or by their first two keys.
 
-    ``words`` describes an arm, ``asked`` are outlined, ``marks`` are those of :class:`Tile`.
-    Nothing without rewards, or if no key of the arms has several values.
+    ``asked`` are outlined, ``marks`` are those of :class:`Tile`. Nothing without rewards, or if no
+    key of the arms has several values.
     """
     keys = [] if campaign.rows is None else keys_of(arms)
     if not rewards or (campaign.rows is not None and not keys):
@@ -248,24 +248,151 @@ def reward_map(
     here: dict[tuple[int, int], list[str]] = {}
     for arm, place in grid.places.items():
         here.setdefault(place, []).append(arm)
-    tiles: dict[tuple[int, int], Tile] = {}
-    for (column, row), some in here.items():
+    tiles: Tiles = {}
+    for place, some in here.items():
         known = [rewards[arm] for arm in some if arm in rewards]
-        value = fmean(known) if known else None
-        if len(some) == 1:
-            shown = f"{brief(some[0])}: {words(some[0])}"
-        else:
-            mean = "unknown" if value is None else f"{value:.4g}"
-            shown = f"{brief(grid.columns[column])}, {brief(grid.rows[row])}: mean {mean}"
-            shown += f" of {len(known)} of {len(some)} arms"
         mark = " ".join(marks[arm] for arm in some if arm in marks)
         outlined = any(arm in asked for arm in some)
-        tiles[column, row] = Tile(value, shown, outlined=outlined, mark=mark)
+        tiles[place] = Tile(fmean(known) if known else None, outlined, mark)
     said = f"Rewards of {len(rewards):,} of {counted(len(grid.places), 'arm')};"
     said += f" the policy requested {counted(len(asked), 'arm')}."
-    drawn = heatmap(
-        f"Reward by {' and '.join(filter(None, grid.axes))}",
-        said,
-        HeatMap(columns=grid.columns, rows=grid.rows, tiles=tiles, axes=grid.axes, unit=unit),
-    )
+    values = [tile.value for tile in tiles.values() if tile.value is not None]
+    at, ends = _Place(grid), (min(values), max(values))
+    parts = [*_legend(tiles.values()), *_scale(ends, unit, at), *_tiles(tiles, ends, at)]
+    title = f"Reward by {' and '.join(filter(None, grid.axes))}"
+    drawn = figures.on_page(title, said, at.bottom + 60, [*parts, *_axes(grid, at)])
     return (drawn._replace(caption=f"{said} {grid.note}".strip()),)
+
+
+_MAP_HEIGHT = 320.0
+"""Of the tiles of a map, unless they would be too thin to see."""
+SHADES = (
+    *("#440154", "#450e60", "#471b6c", "#482878", "#45337e", "#413e83", "#3e4989", "#3a538b"),
+    *("#355e8c", "#31688e", "#2d718e", "#2a798e", "#26828e", "#248b8c", "#21958b", "#1f9e89"),
+    *("#26a684", "#2eaf7e", "#35b779", "#48bf6e", "#5bc663", "#6ece58", "#86d349", "#9dd93a"),
+    *("#b5de2b", "#cde129", "#e5e427", "#fde725"),
+)
+"""The scale viridis: colour-blind readers and a print in grey can tell the order. Tiles of one
+colour are one path, so that a page stays small."""
+
+
+class Tile(NamedTuple):
+    """One tile of a heat map."""
+
+    value: float | None
+    """None: unknown; the tile is empty."""
+    outlined: bool
+    mark: str
+    """With ``best`` in it a filled circle, with ``truth`` a ring."""
+
+
+Tiles = dict[tuple[int, int], Tile]
+"""By column and row; a place without a tile is empty."""
+
+
+def _level(value: float, ends: tuple[float, float]) -> int:
+    """The number of a value's colour, from 0."""
+    low, high = ends
+    share = (value - low) / (high - low) if high > low else 0.5
+    return min(max(int(share * len(SHADES)), 0), len(SHADES) - 1)
+
+
+def _legend(tiles: Collection[Tile]) -> Iterator[str]:
+    left, shade = 10.0, SHADES[len(SHADES) // 2]
+    for name, kind, used in (
+        ("requested by the policy", "", any(one.outlined for one in tiles)),
+        ("best of the search", "best", any("best" in one.mark for one in tiles)),
+        ("best of all arms", "truth", any("truth" in one.mark for one in tiles)),
+    ):
+        if used:
+            yield f'<rect x="{left:.1f}" y="42" width="14" height="12" fill="{shade}"/>'
+            box = f"M{left:.1f} 42h14v12h-14z"
+            yield _mark(kind, left + 7, 48, 3.0) if kind else _outlines(box)
+            yield figures.text(left + 20, 53, name)
+            left += 40 + figures.text_width(name)
+
+
+class _Place:
+    """Where a map is on the page, and how large its tiles are."""
+
+    def __init__(self, grid: Grid) -> None:
+        longest = max(figures.text_width(label, 11) for label in grid.rows)
+        self.labels = min(max(longest, 10.0), figures.PAGE * 0.3) + 6
+        self.left, self.top = 10 + self.labels, 92.0
+        columns, rows = len(grid.columns), len(grid.rows)
+        self.x = min((figures.PAGE - 20 - self.labels) / columns, 56.0)
+        self.y = min(max(self.x * 0.8, 5.0), 24.0, max(_MAP_HEIGHT / rows, 3.0))
+        self.gap = 1.0 if min(self.x, self.y) >= 7 else 0.0
+        self.bottom = self.top + rows * self.y
+
+
+def _scale(ends: tuple[float, float], unit: str, at: _Place) -> Iterator[str]:
+    low, high = (figures.number_label(float(f"{end:.3g}")) for end in ends)
+    y, step = at.top - 14, 3.0
+    yield figures.text(10, y, low, colour=figures.DIM, size=11)
+    x = 10 + figures.text_width(low, 11) + 4
+    for number, shade in enumerate(SHADES):
+        place = f'x="{x + number * step:.1f}" y="{y - 9}" width="{step + 0.4}" height="10"'
+        yield f'<rect {place} fill="{shade}"/>'
+    x += len(SHADES) * step + 5
+    said = f"{high} {unit}".rstrip()
+    yield figures.text(x, y, figures.shortened(said, figures.PAGE - 10 - x, 11), size=11)
+
+
+def _tiles(tiles: Tiles, ends: tuple[float, float], at: _Place) -> Iterator[str]:
+    """The tiles in units of columns and rows, which take few bytes."""
+    wide, high = (f"{1 - at.gap / size:.2f}".strip("0") for size in (at.x, at.y))
+    box = f"h{wide}v{high}h-{wide}z"
+    paths: dict[int, list[str]] = {}
+    chosen, marks = [], []
+    for (x, y), tile in tiles.items():
+        if tile.value is not None:
+            paths.setdefault(_level(tile.value, ends), []).append(f"M{x} {y}{box}")
+        if tile.outlined:
+            chosen.append(f"M{x} {y}{box}")
+        if tile.mark:
+            middle = at.left + (x + 0.5) * at.x, at.top + (y + 0.5) * at.y
+            marks.append(_mark(tile.mark, *middle, max(2.5, min(at.x, at.y) * 0.25)))
+    yield f'<g transform="translate({at.left:.1f} {at.top:.1f}) scale({at.x:.3f} {at.y:.3f})">'
+    for number, boxes in sorted(paths.items()):
+        sharp = "" if at.gap else ' shape-rendering="crispEdges"'
+        yield f'<path class="tiles" fill="{SHADES[number]}" d="{"".join(boxes)}"{sharp}/>'
+    yield _outlines("".join(chosen), 2.0 if min(at.x, at.y) >= 12 else 1.2) if chosen else ""
+    yield from ("</g>", *marks)
+
+
+def _axes(grid: Grid, at: _Place) -> Iterator[str]:
+    every = max(1, -(-13 // max(1, int(at.y))))
+    for number in range(0, len(grid.rows), every):
+        y = at.top + (number + 0.5) * at.y + 4
+        label = figures.shortened(grid.rows[number], at.labels, 11)
+        yield figures.text(at.left - 5, y, label, anchor="end", size=11)
+    widest = max(figures.text_width(label, 11) for label in grid.columns)
+    every = max(1, round(min(widest + 8, 90.0) / at.x + 0.5))
+    for number in range(0, len(grid.columns), every):
+        x = at.left + (number + 0.5) * at.x
+        label = figures.shortened(grid.columns[number], max(every * at.x - 4, 18), 11)
+        yield figures.text(x, at.bottom + 13, label, anchor="middle", size=11)
+    across, down = grid.axes
+    said = f"columns: {across}; rows: {down}" if down else across
+    yield figures.text(at.left, at.bottom + 28, said, colour=figures.DIM, size=11)
+
+
+def _outlines(path: str, width: float = 2.0) -> str:
+    """A dark line in a light line, or the other way round, so that it shows on every colour."""
+    # Lines are as wide as everywhere, though tiles are scaled.
+    line = f'd="{path}" fill="none" stroke="currentColor" vector-effect="non-scaling-stroke"'
+    halo = f'<path class="{figures.PAPER}" {line} stroke-width="{2 * width}"/>'
+    return f'{halo}<path class="asked {figures.INK}" {line} stroke-width="{width}"/>'
+
+
+def _mark(kind: str, x: float, y: float, size: float) -> str:
+    place, drawn = f'cx="{x:.1f}" cy="{y:.1f}"', ""
+    if "truth" in kind:
+        line = f'{place} r="{size + 2.5:.1f}" fill="none"'
+        drawn += f'<circle {line} stroke="#fff" stroke-width="4"/>'
+        drawn += f'<circle class="truth" {line} stroke="#000" stroke-width="1.8"/>'
+    if "best" in kind:
+        ring = f'stroke="#fff" stroke-width="1.2" fill="#000" {place} r="{size:.1f}"'
+        drawn += f'<circle class="best" {ring}/>'
+    return drawn

@@ -196,17 +196,10 @@ def _map(facts: SearchFacts) -> tuple[Figure, ...]:
         best = summary.best.arm
         marks[best] = " ".join(filter(None, ("best", marks.get(best))))
 
-    def words(arm: str) -> str:
-        reward, asked = facts.rewards.get(arm), facts.asked.get(arm)
-        lacks = facts.searched.lacks(arm)
-        said = lacks if reward is None else with_error(reward.mean, reward.stderr)
-        return f"{said}, requested in round {asked}" if asked else said
-
     return reward_map(
         facts.searched.campaign,
         facts.searched.arms,
         {arm: reward.mean for arm, reward in facts.rewards.items()},
-        words=words,
         asked=facts.asked,
         marks=marks,
         unit="mean over tasks" if summary else "",

@@ -121,8 +121,7 @@ def plan_lines(found: dict[str, Any], workers: int | None) -> list[str]:
         lines.append(f"metrics         {counted(found['measured'], 'item')} first")
     if found["known"]:
         lines.append(f"known           {counted(found['known'], 'evaluation')}")
-    sizes = "; 'hpctk items fetch' shows sizes"
-    where = f"checkpoints from the hub{sizes}" if found["from_hub"] else "checkpoints"
+    where = "checkpoints from the hub" if found["from_hub"] else "checkpoints"
     for model, count in found["checkpoints"].items():
         lines.append(f"  {model:13} {count:,} {where}")
     return [*lines, *_search_lines(found, workers)]

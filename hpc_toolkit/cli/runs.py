@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +29,8 @@ from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, StageSpec, shown_item
 from hpc_toolkit.rundir.trust import OWNER, check_trust, refuse_untrusted, trusted, trusted_file
 from hpc_toolkit.system.options import only_given, spelled
-from hpc_toolkit.system.quantities import counted, format_size
-from hpc_toolkit.system.terminal import note, printable
+from hpc_toolkit.system.quantities import counted
+from hpc_toolkit.system.terminal import printable
 
 _MOST_JOBS = 64
 
@@ -228,15 +227,13 @@ def fetch(
         str, argument("SOURCE", "Run, campaign (.toml), file of items, or - for stdin.")
     ],
     jobs: Annotated[int, value("N", "Checkpoints to download at once.")] = 4,
-    dry_run: Annotated[bool, switch("--dry-run", "Only show the sizes of checkpoints.")] = False,
     offline: Annotated[
         bool, switch("--offline", "Download nothing; show what a job without network would lack.")
     ] = False,
 ) -> None:
     """Download the checkpoints of items, and the data sets of a run's or campaign's tasks.
 
-    Shows the sizes of checkpoints first. Repeat the command to continue a download that was
-    interrupted.
+    Repeat the command to continue a download that was interrupted.
 
     Examples:
         hpctk items fetch campaign.toml
@@ -252,9 +249,9 @@ def fetch(
     items, stage, given = _named_in(source)
     names = on_hub(items, needed=stage is None)
     missing = []
-    if names and (failed := _fetch_checkpoints(names, jobs, dry_run=dry_run, offline=offline)):
+    if names and (failed := _fetch_checkpoints(names, jobs, offline=offline)):
         missing.append(f"{failed} of {len(names)} checkpoints")
-    if stage is not None and not dry_run and (lacking := _fetch_data(stage, given)):
+    if stage is not None and (lacking := _fetch_data(stage, given)):
         missing.append(counted(lacking, "data set"))
     if missing:
         hint = "repeat the command without --offline, where there is a network"
@@ -262,31 +259,17 @@ def fetch(
         raise HpcToolkitError(f"missing: {' and '.join(missing)}", hint=hint)
 
 
-def _fetch_checkpoints(names: list[str], jobs: int, *, dry_run: bool, offline: bool) -> int:
+def _fetch_checkpoints(names: list[str], jobs: int, *, offline: bool) -> int:
     """Download checkpoints, or look for them in the cache; return how many are missing."""
-    from hpc_toolkit.science.workloads.fetching import download, needs
+    from hpc_toolkit.science.workloads.fetching import download
 
-    if offline:
-        lacking = [one for one in download(names, jobs, check=True) if one[1]]
-        print(f"{len(names) - len(lacking)} of {len(names)} checkpoints are in the cache")
-        for name, fault in lacking:
-            print(printable(fault if fault and name in fault else f"{name}: {fault}"))
-        return len(lacking)
-    found = needs(names, jobs)
-    for error, times in Counter(found.errors.values()).items():
-        first = next(name for name, one in found.errors.items() if one == error)
-        more = f" and {times - 1} more" if times > 1 else ""
-        note(f"{first}{more}: {error}", "warning")
-    total, free = format_size(found.total), format_size(found.free)
-    print(f"{len(found.checkpoints)} checkpoints to download, {total}; {found.cached} in the cache")
-    print(f"{found.cache}: {free} free")
-    found.check_space()
-    failed = len(found.errors)
-    wanted = () if dry_run else found.checkpoints
-    for number, (name, fault) in enumerate(download(wanted, jobs), start=1):
+    failed = 0
+    for number, (name, fault) in enumerate(download(names, jobs, check=offline), start=1):
         failed += fault is not None
-        what = f"failed: {fault}" if fault else format_size(found.sizes[name])
-        print(f"{number} of {len(found.checkpoints)}: {name}  {what}", flush=True)
+        if fault or not offline:
+            said = printable(f"{name}: {fault}" if fault else name)
+            print(f"{number} of {len(names)}: {said}", flush=True)
+    print(f"{len(names) - failed} of {len(names)} checkpoints are in the cache")
     return failed
 
 

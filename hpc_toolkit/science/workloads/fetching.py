@@ -9,26 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, PermanentError, WorkloadError, describe
-from hpc_toolkit.science.workloads.checkpoints import (
-    PICKLED_WEIGHTS,
-    SETTINGS,
-    WEIGHTS,
-    first_line,
-    locate,
-    verify,
-)
+from hpc_toolkit.science.workloads.checkpoints import first_line, locate, verify
 from hpc_toolkit.system.installation import how_to_add
-from hpc_toolkit.system.quantities import format_size
 from hpc_toolkit.system.ranks import RankInfo
 
 TASK = "task"
@@ -105,38 +93,6 @@ def data_of(task: object) -> Iterator[None]:
         raise PermanentError(f"task {task!r}: {error}") from error
 
 
-LEFT_FREE = 2**30
-"""Bytes of the cache's disk that a download leaves free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a download needs."""
-
-    checkpoints: tuple[str, ...]
-    """Those that are not in the cache, as ``name@revision``."""
-    sizes: dict[str, int]
-    """Bytes of each of them."""
-    cached: int
-    """Number of checkpoints that are in the cache."""
-    errors: dict[str, str]
-    """Why the hub's answer about a checkpoint is missing."""
-    cache: Path
-    free: int
-    """Free bytes on the cache's disk."""
-
-    @property
-    def total(self) -> int:
-        return sum(self.sizes.values())
-
-    def check_space(self) -> None:
-        """Raise ConfigError if the disk is too small."""
-        if self.total + LEFT_FREE > self.free:
-            needed, free = format_size(self.total), format_size(self.free)
-            message = f"{self.cache}: {free} are free, and the checkpoints need {needed}"
-            raise ConfigError(message, hint="set HF_HOME to a directory on a larger filesystem")
-
-
 def on_hub(items: Iterable[dict[str, Any]], *, needed: bool = True) -> list[str]:
     """The checkpoints of items that are names on the hub, each once.
 
@@ -154,57 +110,6 @@ def on_hub(items: Iterable[dict[str, Any]], *, needed: bool = True) -> list[str]
         message = "no checkpoint of these items is on the hub"
         raise ConfigError(message, hint="checkpoints on the hub are called name@revision")
     return list(found)
-
-
-def needs(checkpoints: Sequence[str], jobs: int) -> Needs:
-    """Ask the hub for the sizes of the checkpoints that are not in the cache.
-
-    Raises ConfigError if HF_HUB_OFFLINE is set.
-    """
-    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
-
-    if HF_HUB_OFFLINE:
-        message = "HF_HUB_OFFLINE is set, so nothing can be downloaded"
-        raise ConfigError(message, hint="unset it, or add --offline to see what is missing")
-    sizes: dict[str, int] = {}
-    errors: dict[str, str] = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        asked = {pool.submit(_size, name): name for name in checkpoints}
-        for future in as_completed(asked):
-            name = asked[future]
-            try:
-                sizes[name] = future.result()
-            except Exception as error:  # noqa: BLE001 - reported with the checkpoint's name
-                errors[name] = first_line(error)
-    missing = tuple(name for name in checkpoints if sizes.get(name))
-    cache = Path(HF_HUB_CACHE)
-    nearest = next(one for one in (cache, *cache.absolute().parents) if one.exists())
-    return Needs(
-        missing,
-        {name: sizes[name] for name in missing},
-        sum(size == 0 for size in sizes.values()),
-        errors,
-        cache,
-        shutil.disk_usage(nearest).free,
-    )
-
-
-def _size(checkpoint: str) -> int:
-    """Bytes of the files of a checkpoint that loading reads and the cache lacks."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
-    name, _, revision = checkpoint.partition("@")
-    info = HfApi().model_info(name, revision=revision, files_metadata=True)
-    files = {one.rfilename: one.size or 0 for one in info.siblings or ()}
-    weights = WEIGHTS if any(fnmatchcase(one, WEIGHTS[0]) for one in files) else PICKLED_WEIGHTS
-    wanted = [one for one in files if any(fnmatchcase(one, p) for p in (*SETTINGS, *weights))]
-    if not wanted:
-        raise ConfigError(f"{checkpoint} has no files that a model is loaded from")
-    return sum(
-        files[one]
-        for one in wanted
-        if not isinstance(try_to_load_from_cache(name, one, revision=info.sha), str)
-    )
 
 
 def download(

@@ -28,7 +28,7 @@ from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name, process_ticks
 from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.calls import CODE, FUNCTION
-from hpc_toolkit.worker.membership import Counts, Membership
+from hpc_toolkit.worker.membership import Counts, Membership, new_name
 
 if TYPE_CHECKING:
     from hpc_toolkit.calls import Call
@@ -230,7 +230,7 @@ def withdraw(
     if not units:
         return []
     clock, ended = SystemClock(), list[tuple[str, int]]()
-    member = Membership(paths, RankInfo(), clock, DEFAULT_LEASE_S, prefix=WITHDRAWN)
+    member = Membership(paths, RankInfo(), clock, DEFAULT_LEASE_S, name=new_name(WITHDRAWN))
     facts = {"error": "not started: its function changed", "seconds": 0.0}
     for unit, items in units.items():
         if claims.create(unit, 1, member.name):

@@ -243,9 +243,9 @@ def preflight(
     from hpc_toolkit.slurm.batch.node import check_node
 
     root = Path(run) if run is not None else None
-    report = check_node(root, gpus=gpus, free_bytes=parse_size(free, where="--free"))
-    print(report.line(), file=sys.stderr if report.problems else sys.stdout)
-    sys.exit(1 if report.problems else 0)
+    is_fit, line = check_node(root, gpus=gpus, free_bytes=parse_size(free, where="--free"))
+    print(line, file=sys.stdout if is_fit else sys.stderr)
+    sys.exit(0 if is_fit else 1)
 
 
 def stage(

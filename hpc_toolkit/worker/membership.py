@@ -115,59 +115,45 @@ class Membership:
         clock: Clock,
         lease_s: float,
         *,
-        prefix: str = "",
-        name: str = "",
+        name: str,
         pool: int = 0,
         has: dict[str, Any] | None = None,
     ) -> None:
-        """``name``: one that no worker had, :func:`new_name` by default. ``pool``: as in
+        """``name``: one that no worker had (:func:`new_name`). ``pool``: as in
         :class:`hpc_toolkit.worker.worker.WorkerOptions`; ``has``: what others see that it has for
         stages with needs. Raises OSError: the name must not be tried again.
         """
-        self.name = name or new_name(prefix)
-        self._paths = paths
+        self.name = name
+        self._paths, self._clock, self._lease_s = paths, clock, lease_s
         try:
-            self._join(paths, rank, clock, lease_s, pool=pool, has=has)
+            self.lock = WorkerLock(paths.worker_lock(self.name))
+            self.workers = rank.world_size
+            """Workers of the run, as far as is known at the start."""
+            if rank.world_size == 1:
+                # Thousands of ranks start at once, and would list thousands of names each.
+                self.workers = len(files.list_names(paths.workers)) // 2
+            self.local = mounts.is_local(paths.root)
+            """Whether the run is on a filesystem of this kernel alone."""
+            here = Presence.here(
+                self.name,
+                rank,
+                interval_s=beat_s(self.workers, 1, lease_s),
+                at=clock.wall(),
+                pool=pool,
+            )
+            if has:
+                here = replace(here, place={**here.place, "has": has})
+            self._file = PresenceFile(paths.worker(self.name), here, local=self.local)
+            self.journal = JournalWriter(paths.journal(self.name))
+            # If an executor failed to create its log, it would die and its item become a suspect.
+            os.close(files.open_or_create(paths.worker_log(self.name), os.O_WRONLY))
+            for directory in (paths.workers, paths.journals):
+                files.sync_directory(directory)
+            self._beat_at = self._update_at = clock.monotonic()
+            self._unit = ShownUnit(clock)
         except OSError:
             self._undo()
             raise
-
-    def _join(
-        self,
-        paths: RunPaths,
-        rank: RankInfo,
-        clock: Clock,
-        lease_s: float,
-        *,
-        pool: int,
-        has: dict[str, Any] | None,
-    ) -> None:
-        self.lock = WorkerLock(paths.worker_lock(self.name))
-        self.workers = rank.world_size
-        """Workers of the run, as far as is known at the start."""
-        if rank.world_size == 1:
-            # Thousands of ranks start at once, and would list thousands of names each.
-            self.workers = len(files.list_names(paths.workers)) // 2
-        self.local = mounts.is_local(paths.root)
-        """Whether the run is on a filesystem of this kernel alone."""
-        self._clock, self._lease_s = clock, lease_s
-        here = Presence.here(
-            self.name, rank, interval_s=beat_s(self.workers, 1, lease_s), at=clock.wall(), pool=pool
-        )
-        if has:
-            here = replace(here, place={**here.place, "has": has})
-        self._file = PresenceFile(
-            paths.worker(self.name),
-            here,
-            local=self.local,
-        )
-        self.journal = JournalWriter(paths.journal(self.name))
-        # If an executor failed to create its log, it would die and its item become a suspect.
-        os.close(files.open_or_create(paths.worker_log(self.name), os.O_WRONLY))
-        for directory in (paths.workers, paths.journals):
-            files.sync_directory(directory)
-        self._beat_at = self._update_at = clock.monotonic()
-        self._unit = ShownUnit(clock)
 
     def _undo(self) -> None:
         """Remove what a name that claimed nothing left, as far as the filesystem allows."""

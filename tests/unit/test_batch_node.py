@@ -68,9 +68,9 @@ def test_a_full_filesystem_is_said(
     plenty = {"f_bavail": 10**9, "f_frsize": 4096, "f_files": 10**6, "f_favail": 10**6}
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(**{**plenty, **space}))
 
-    report = check_node(toy.root, gpus=0, free_bytes=2**20)
+    is_fit, line = check_node(toy.root, gpus=0, free_bytes=2**20)
 
-    assert problem in report.line()
+    assert (is_fit, problem in line) == (False, True)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
@@ -33,21 +32,8 @@ _SPARE_BYTES = 64 << 20
 """Space to leave free: a completely full disk breaks more than this job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
-    node: str
-    problems: tuple[str, ...]
-    """Why the node is not fit; empty if it is."""
-    facts: tuple[str, ...]
-
-    def line(self) -> str:
-        if self.problems:
-            return f"{self.node}: {'; '.join(self.problems)}"
-        return f"{self.node}: ready: {', '.join(self.facts)}"
-
-
-def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
-    """Check this node.
+def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> tuple[bool, str]:
+    """Whether this node is fit for a job, and a line about it for the log.
 
     A process alone on it must see ``gpus`` GPUs, and ``free_bytes`` must be free below ``run``, the
     directory that ranks will write to; None if they write to none.
@@ -61,7 +47,8 @@ def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
         facts.append(counted(seen, "GPU"))
     if run is not None:
         _check_run(run, free_bytes, problems, facts)
-    return NodeReport(node=host_name(), problems=tuple(problems), facts=tuple(facts))
+    said = "; ".join(problems) or f"ready: {', '.join(facts)}"
+    return not problems, f"{host_name()}: {said}"
 
 
 def usable_gpus(environ: Mapping[str, str]) -> int:

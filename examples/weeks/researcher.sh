@@ -74,4 +74,5 @@ hpctk campaign run more.toml --run runs/more --workers 2
 
 # Friday. The best layer, the last layers beside it, and a table for the paper.
 hpctk status runs/more
-hpctk gather runs/more -o scores.csv
+hpctk gather runs/pythia -o scores.csv
+hpctk gather runs/more -o more.csv

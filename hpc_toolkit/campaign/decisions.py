@@ -9,14 +9,14 @@ from typing import Any
 
 from hpc_toolkit.bandit import Observation, Pull
 from hpc_toolkit.campaign.arms import TASK
-from hpc_toolkit.campaign.settings import METRICS, TASKS, read_settings
+from hpc_toolkit.campaign.settings import METRICS
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.units import Segment
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import gather
-from hpc_toolkit.results.tables import INHERITED, Row, check_rows
-from hpc_toolkit.rundir.layout import Manifest, RunPaths, read_manifest
+from hpc_toolkit.results.tables import Row, check_rows
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 
 SEARCH, EXHAUSTIVE = "search", "exhaustive"
 """Why arms were requested: the policy chose them, or they were all that was left."""
@@ -191,35 +191,10 @@ def _of_run(path: Path, stage: str) -> list[Row]:
             raise ConfigError(message, hint="name the run that measured")
     rows = gather(view, name, partial=True).rows
     check_rows(rows)
-    return [*inherited_rows(view, manifest), *rows] if stage == TASKS else rows
+    return rows
 
 
-def inherited_rows(view: RunView, manifest: Manifest) -> list[Row]:
-    """The evaluations that a campaign started from, as recorded with its first decision.
-
-    Their source is that of the settings, and their values are score and standard error only.
-    """
-    if manifest.campaign is None:
-        return []
-    decisions = read_decisions(view.stages[TASKS].log.segments.values())
-    if not decisions or not decisions[0].known:
-        return []
-    campaign = read_settings(view.paths, manifest.campaign)
-    keys = {arm.id: arm.keys for arm in campaign.arms()}
-    source = "; ".join(campaign.tasks.known)
-    known = decisions[0].known
-    return [row for one in known for _, row in rows_of(one, keys[one.arm], source)]
-
-
-def with_inherited(view: RunView, manifest: Manifest, rows: list[Row]) -> list[Row]:
-    """Rows of the tasks stage after the inherited ones; the same rows if there are none."""
-    inherited = inherited_rows(view, manifest)
-    return [*inherited, *({**row, INHERITED: None} for row in rows)] if inherited else rows
-
-
-def rows_of(
-    known: Observation, keys: Mapping[str, Any], source: str = ""
-) -> Iterator[tuple[str, Row]]:
+def rows_of(known: Observation, keys: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
     """Task and row of each evaluation that was known before a campaign."""
     for task, score in known.scores.items():
         stderr = known.stderrs.get(task)
@@ -231,6 +206,5 @@ def rows_of(
             "attempts": 0,
             "seconds": known.seconds.get(task, 0.0),
             "worker": "",
-            INHERITED: source,
         }
         yield task, row

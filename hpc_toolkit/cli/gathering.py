@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.report.page import Section
     from hpc_toolkit.report.runreport import RunFacts
     from hpc_toolkit.results.sums import Range
-    from hpc_toolkit.results.tables import Row, Table
+    from hpc_toolkit.results.tables import Row
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.valuefiles import Values
 
@@ -78,7 +78,7 @@ def gather(run: RunArgument = None, **given: Any) -> None:
         why = "cannot be combined with --trace, which needs no results"
         refuse_given({"run", "out", "stage", "trace", "json"}, why)
     from hpc_toolkit.results.gather import NotCompleteError
-    from hpc_toolkit.results.tables import INHERITED, writer_for
+    from hpc_toolkit.results.tables import writer_for
 
     outs, as_json = given["out"] or ("-",), bool(given["json"])
     for out in outs:
@@ -96,14 +96,10 @@ def gather(run: RunArgument = None, **given: Any) -> None:
         if len(error.pending) > 20:
             print(f"pending: and {len(error.pending) - 20} more", file=sys.stderr)
         raise
-    rows = _with_inherited(opened, given["stage"], table)
-    write_rows(outs, rows, opened.values)
-    more = len(rows) - len(table)
-    failed = table.failed + sum(row["state"] == "failed" for row in islice(rows, more))
+    write_rows(outs, table, opened.values)
     files = {"files": outs} if outs[1:] else {}
-    record = {**files, "rows": len(rows), "failed": failed, "published": table.published}
-    inherited = f", {more} of them inherited from {next(iter(rows))[INHERITED]}" if more else ""
-    text = f"{counted(len(rows), 'row')} in {', '.join(outs)}{inherited}"
+    record = {**files, "rows": len(table), "failed": table.failed, "published": table.published}
+    text = f"{counted(len(table), 'row')} in {', '.join(outs)}"
     _show_written(outs, record, text, as_json=as_json)
 
 
@@ -126,15 +122,6 @@ def write_rows(outs: Sequence[str], rows: Iterable[Row], values: Values) -> None
             continue
         with writing(out):
             write_table(Path(out), rows, values)
-
-
-def _with_inherited(run: Run, stage: str | None, table: Table) -> list[Row] | Table:
-    """Rows of a search, after those of the results that it started from."""
-    if run.manifest.campaign is None or stage not in (None, run.manifest.stages[-1].name):
-        return table
-    from hpc_toolkit.campaign.decisions import with_inherited  # lists do without numpy
-
-    return with_inherited(run.view, run.manifest, table.rows)
 
 
 def _write_trace(run: Run, outs: Sequence[str], stage: str | None, *, as_json: bool) -> None:

@@ -58,9 +58,6 @@ class Table:
         return list(self)
 
 
-INHERITED = "inherited_from"
-"""Column after :data:`OWN`, only of a search that started from results: their source."""
-
 _KINDS: dict[str, tuple[type, ...]] = {
     "item": (dict,),
     "state": (str,),
@@ -110,11 +107,11 @@ def json_lines(rows: Iterable[Row], _more: object = None) -> Iterator[bytes]:
 def write_table(path: Path, rows: Iterable[Row], values: Values | None = None) -> None:
     """Write rows in the format of the file's suffix; the file is replaced atomically.
 
-    ``rows`` may be read twice. CSV and Parquet have a column per key: first the items' keys,
-    then :data:`OWN` or the ``own`` of the rows, then :data:`INHERITED` if any row has it, then the
-    values' keys with the prefix ``value.``. A column
-    after the items' keys gets the prefix ``hpctk.`` if any item has a key of the same name. A value
-    that is not a dict is the column ``value``. CSV has JSON for what is neither number nor text.
+    ``rows`` may be read twice. CSV and Parquet have a column per key: first the items' keys, then
+    :data:`OWN` or the ``own`` of the rows, then the values' keys with the prefix ``value.``. A
+    column after the items' keys gets the prefix ``hpctk.`` if any item has a key of the same name.
+    A value that is not a dict is the column ``value``. CSV has JSON for what is neither number nor
+    text.
     Parquet has lists, dates and numbers of their types, and objects as JSON.
     ``values`` reads arrays that are in value files; without it they stay as they are shown.
 
@@ -176,15 +173,13 @@ def _cells(
     """
     items: dict[str, None] = {}
     values: dict[Any, None] = {}
-    own, more = getattr(rows, "own", OWN), list[str]()
+    own = getattr(rows, "own", OWN)
     with _named_damage(rows):
         for row in known:
             value = value_columns(row) if "value" in row else {}  # an attempt has none
             for keys, given in ((items, shown_item(row["item"])), (values, value)):
                 if not given.keys() <= keys.keys():
                     keys.update(dict.fromkeys(given))
-            if INHERITED in row:
-                more = [INHERITED]
 
     def cells() -> Iterator[list[Any]]:
         with _named_damage(rows):
@@ -197,12 +192,11 @@ def _cells(
                 found = [
                     *map(item.get, items),
                     *map(row.__getitem__, own),
-                    *map(row.get, more),
                     *map(value.get, values),
                 ]
                 yield form(found)
 
-    after = [*own, *more, *("value" if key is WHOLE else f"value.{key}" for key in values)]
+    after = [*own, *("value" if key is WHOLE else f"value.{key}" for key in values)]
     return [*items, *(beside(name, items) for name in after)], cells()
 
 

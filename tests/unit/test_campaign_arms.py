@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.bandit.arms import kind_of
-from hpc_toolkit.campaign.arms import arm_id
 from hpc_toolkit.campaign.search import make_arms, policy_of
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
 from hpc_toolkit.campaign.summary import search_so_far, summarize
@@ -21,7 +18,6 @@ from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.loading import load_workload
-from tests.unit.jobcommands import call
 from tests.unit.playedcampaign import NOOP, Played, campaign_of, work
 
 GRID = "grid = { lr = [0.001, 0.01, 0.1], depth = [2, 4, 6, 8], model = ['a', 'b'] }"
@@ -262,47 +258,6 @@ def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
     assert found.ended == "requested 10 arms, the budget is 10"
     assert found.exhaustive is not None
     assert found.exhaustive.keys == {"lr": 0.01, "depth": 6, "model": "b"}
-
-
-def test_gather_writes_the_evaluations_that_a_search_inherited_with_their_source(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def extended(name: str, budget: int, known: str = "") -> Path:
-        tasks = f"workload = '{NOOP}'\nnames = ['a']{known}"
-        own = campaign(tmp_path, GRID, f"budget = {budget}\npending = 1", tasks=tasks)
-        played = Played(fast_dir / name, own, monkeypatch, value_of)
-        played.coordinate()
-        return played.root
-
-    def gathered(root: Path, file: str) -> str:
-        ended = call("gather", root, "-o", tmp_path / file)
-        assert ended.exit_code == 0, ended.output
-        return ended.stderr
-
-    first = extended("first", 4)
-    second = extended("second", 8, f"\nfrom = '{first}'")
-    published = [row["item"] for row in Run.open(second).results()]
-
-    gathered(first, "first.jsonl")
-    said = gathered(second, "second.csv")
-    gathered(second, "second.jsonl")
-
-    assert "inherited_from" not in (tmp_path / "first.jsonl").read_text()
-    assert said.endswith(f"8 rows in {tmp_path}/second.csv, 4 of them inherited from {first}\n")
-    before, after = (
-        list(map(json.loads, (tmp_path / name).read_text().splitlines()))
-        for name in ("first.jsonl", "second.jsonl")
-    )
-    assert [row["inherited_from"] for row in after] == [str(first)] * 4 + [None] * 4
-    assert [row["item"] for row in after[4:]] == published
-    scores = {arm_id(row["item"]): row["value"] for row in before}
-    assert {arm_id(row["item"]): row["value"] for row in after[:4]} == scores
-    assert [row["item"] for row in Run.open(second).results()] == published
-    with (tmp_path / "second.csv").open(newline="") as file:
-        cells = list(csv.DictReader(file))
-    assert [row["inherited_from"] for row in cells] == [str(first)] * 4 + [""] * 4
-    third = extended("third", 10, f"\nfrom = '{second}'")
-    assert len(Run.open(third).results()) == 2
 
 
 @pytest.mark.parametrize(

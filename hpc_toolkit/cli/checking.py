@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
-
 from hpc_toolkit.cli import arguments
 from hpc_toolkit.cli.help import CHECK, Commands
 from hpc_toolkit.cli.scriptoptions import read_gpus
@@ -25,7 +23,6 @@ from hpc_toolkit.system.quantities import parse_counts, parse_duration
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
-    from hpc_toolkit.doctor.runfiles import Plan as Repairs
     from hpc_toolkit.doctor.sides import Report
     from hpc_toolkit.planning.forecast import Guess, Interval
     from hpc_toolkit.planning.work import Work
@@ -149,10 +146,7 @@ def doctor(
         ),
     ] = None,
     pair: Annotated[str | None, arguments.value("OTHER_MOUNT", "DIR on a second mount.")] = None,
-    repair: Annotated[
-        bool, arguments.switch("--repair", "Show repairs, and offer to make them.")
-    ] = False,
-    yes: Annotated[bool, arguments.switch("--yes", "Repair without asking.", "-y")] = False,
+    repair: Annotated[bool, arguments.switch("--repair", "Repair the run's files.")] = False,
     as_json: arguments.JsonOption = False,
 ) -> None:
     """Check a filesystem, node or run for problems.
@@ -160,7 +154,7 @@ def doctor(
     Started by 'srun -N2 --ntasks-per-node=1', two nodes check it together; the run keeps what this
     proves about file locks. Exits with 1 if something is unsafe.
 
-    --repair checks only the run's files. A repair deletes nothing and loses no results.
+    --repair makes missing directories and claims, and nothing else. It loses no results.
 
     Examples:
         hpctk doctor runs/eval
@@ -172,10 +166,8 @@ def doctor(
 
     root = _directory(directory)
     if repair:
-        _repair(root, pair=pair, yes=yes, as_json=as_json)
+        _repair(root, pair=pair, as_json=as_json)
         return
-    if yes:
-        raise ConfigError("--yes belongs to --repair", hint="add --repair, or leave it out")
     other = _existing(pair) if pair is not None else None
     step = None if other is not None else Step.from_environ()
     # So that what was made is removed also when Slurm or a person ends it.
@@ -188,41 +180,26 @@ def doctor(
     sys.exit(1 if report.verdict is Verdict.UNSAFE else 0)
 
 
-def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
-    """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
+def _repair(root: Path, *, pair: str | None, as_json: bool) -> None:
+    """Repair the files of a run, and show it. Exits with 1 if a part of it failed."""
     from hpc_toolkit.doctor.runfiles import plan_repairs, repair_run
 
     if pair is not None:
         raise ConfigError("--pair and --repair exclude each other", hint="leave one of them out")
     plan = plan_repairs(root)
-    asks = not (yes or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
-    # Before a person reads through a plan that would then be refused.
-    if plan.repairs and (yes or asks):
+    if plan.repairs:
         refuse_untrusted(root)
-    if not as_json:
-        arguments.show(None, plan_lines(root, plan), as_json=False)
-        if plan.repairs and not (yes or asks):
-            note("nothing was changed; add --yes to repair")
-    done = bool(plan.repairs) and (yes or (asks and click.confirm("Do that?")))
-    outcomes = list(repair_run(root, plan.repairs)) if done else []
-    if as_json or done:
-        repairs = [one.to_json() for one in plan.repairs]
-        told = [{"name": name, "outcome": outcome or "done"} for name, outcome in outcomes]
-        record = {"run": str(root), "repairs": repairs, "left": plan.left, "done": told}
-        other = [f"  {name}: {outcome}" for name, outcome in outcomes if outcome]
-        lines = [f"done: {len(outcomes) - len(other)} of {len(outcomes)}", *other]
-        arguments.show(record, lines, as_json=as_json)
+    outcomes = list(repair_run(root, plan.repairs))
+    told = [{"name": name, "outcome": outcome or "done"} for name, outcome in outcomes]
+    other = [f"{name}: {outcome}" for name, outcome in outcomes if outcome]
+    done = f"{len(outcomes) - len(other)} of {len(outcomes)} repaired"
+    words = [*(repair.words for repair in plan.repairs), *other]
+    words += [f"left: {text}" for text in plan.left]
+    lines = [f"{root}: {done if outcomes else 'nothing to repair'}"]
+    lines += [line for text in words for line in _wrapped("  ", [text])]
+    arguments.show({"run": str(root), "left": plan.left, "done": told}, lines, as_json=as_json)
     if any(outcome.startswith("failed") for _, outcome in outcomes):
         sys.exit(1)
-
-
-def plan_lines(root: Path, plan: Repairs) -> Iterator[str]:
-    yield f"{root}: {'nothing to repair' if not plan.repairs else 'to repair'}"
-    for repair in plan.repairs:
-        yield from _wrapped("  ", [repair.words])
-        yield from _wrapped("      ", [repair.why])
-    for words in plan.left:
-        yield from _wrapped("  left: ", [words])
 
 
 def _directory(given: str | None) -> Path:

@@ -244,7 +244,7 @@ def _look_at_run(
 
 def _missing(repair: Repair) -> sides.Finding:
     known = "" if repair.kind == "directory" else ", and journals tell whose they were"
-    fix = "'hpctk doctor RUN --repair' shows what it would do, and asks"
+    fix = "'hpctk doctor RUN --repair' makes them again"
     found = f"missing{known}: {first_names(repair.names)}"
     return sides.Finding("to repair", sides.Verdict.UNSAFE, found, repair.why, fix)
 

@@ -63,9 +63,6 @@ class Repair:
     def words(self) -> str:
         return f"make {'' if self.kind == 'directory' else 'again '}{first_names(self.names)}"
 
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "names": list(self.names), "why": self.why}
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:

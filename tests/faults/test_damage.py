@@ -156,7 +156,7 @@ def test_claims_that_somebody_deleted_while_nothing_ran_cost_no_result(
     assert refused.code == 75
     assert "claims is missing" in refused.err
     assert "hint: 'hpctk doctor run --repair'" in refused.err
-    assert call("doctor", "run", "--repair", "--yes", root=home / "run").code == 0
+    assert call("doctor", "run", "--repair", root=home / "run").code == 0
     assert call("work", "run", *LEASE, root=home / "run").code == 0
     rows = whole_rows(home / "run")
     for item, line in before.items():

@@ -225,14 +225,14 @@ def test_a_log_that_is_gone_is_never_begun_anew(toy: ToyRun, head: bool) -> None
     assert left.endswith(" is missing; restore it from a backup")
 
 
-def test_a_run_of_somebody_else_is_refused_before_the_plan_is_shown(
+def test_a_run_of_somebody_else_is_not_repaired(
     toy: ToyRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toy.paths.control.rmdir()
     (toy.root / "run.json").chmod(0o666)
 
     with pytest.raises(RunError, match="world-writable"):
-        doctor(str(toy.root), repair=True, yes=True)
+        doctor(str(toy.root), repair=True)
 
     assert capsys.readouterr().out == ""
     assert not toy.paths.control.exists()

@@ -18,7 +18,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.layout import all_runs
 from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.options import Option, Panels, flag, spelled
+from hpc_toolkit.system.options import Option, Panels, flag
 from hpc_toolkit.system.quantities import parse_counts, parse_duration
 from hpc_toolkit.system.terminal import note
 
@@ -32,9 +32,7 @@ _MOST_ITEMS = 10_000_000
 PANELS: Panels = {
     "Work": (
         Option("items", "Plan a new run with N items, instead of RUN.", "N"),
-        Option("groups", "Number of groups of items.", "N", default=1),
         Option("item_time", "Estimated time per item, if nothing was measured.", "DURATION"),
-        Option("load_time", "Estimated time to load a group.", "DURATION", default="0"),
     ),
     "Node": (
         Option("nodes", "Numbers of nodes to compare.", "N,N", default="1,2,4,8"),
@@ -72,14 +70,10 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
     from hpc_toolkit.planning.nodes import node_of, site_for, unmet_by
     from hpc_toolkit.planning.plan import as_lines, make_plan
 
-    for needed, name in (("items", "groups"), ("item_time", "load_time")):
-        if given[needed] is None and arguments.was_given(name):
-            raise ConfigError(f"{spelled(name)} needs {spelled(needed)}", hint="leave it out")
     counts = sorted(parse_counts(given["nodes"], "--nodes", most=100_000))
     guess = None
     if given["item_time"] is not None:
-        seconds = parse_duration(given["item_time"], where="--item-time")
-        guess = Guess(seconds, parse_duration(given["load_time"], where="--load-time", zero=True))
+        guess = Guess(parse_duration(given["item_time"], where="--item-time"))
     within, limit = given["within"], given["time_limit"]
     limit_s = math.ceil(parse_duration(limit, where="--time-limit")) if limit else None
     wanted = read_gpus(given["gpus_per_node"]) if given["gpus_per_node"] is not None else {}
@@ -90,7 +84,7 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
         site = site_for(site, where, nodes=most, gpus=gpus, gpu_type=kind, time_s=limit_s)
     node = node_of(site, gpus=gpus, workers=given["workers_per_node"])
     found = make_plan(
-        _work(run, given["items"], given["groups"], guess),
+        _work(run, given["items"], guess),
         guess,
         counts,
         site,
@@ -115,7 +109,7 @@ def _time_left(run: str | None) -> Interval | None:
     return Interval(now.eta_low_s, now.eta_s, now.eta_high_s)
 
 
-def _work(given: str | None, items: int | None, groups: int, guess: Guess | None) -> Work:
+def _work(given: str | None, items: int | None, guess: Guess | None) -> Work:
     from hpc_toolkit.planning.plan import typed_work
     from hpc_toolkit.planning.reading import read_work
 
@@ -129,10 +123,10 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
     if guess is None:
         message = "--items needs --item-time: no durations are known"
         raise ConfigError(message, hint="give a guess, such as --item-time 30")
-    if not 1 <= groups <= items <= _MOST_ITEMS:
-        message = f"--items {items} --groups {groups}: not 1 to {_MOST_ITEMS} items, in groups"
-        raise ConfigError(message, hint="a group has at least one item")
-    return typed_work(items, groups)
+    if not 1 <= items <= _MOST_ITEMS:
+        message = f"--items {items}: not 1 to {_MOST_ITEMS} items"
+        raise ConfigError(message, hint="plan a part of them")
+    return typed_work(items)
 
 
 _WIDTH = 100

@@ -83,7 +83,6 @@ _MEASURE: Panels = {
     "Options": (
         Option("repeats", "Measurements of each world size.", "N", default=3, least=1),
         Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
-        flag("resume", "Measure only what is missing in DIR."),
         flag("dry_run", "Show what would be measured."),
     ),
 }
@@ -205,6 +204,8 @@ def run(
 ) -> None:
     """Measure your training at several world sizes on this machine, and compare them.
 
+    The same command again measures what is missing in DIR.
+
     The training records its speed in three lines (hpc_toolkit.training.scaling.recorder). Prints
     the table of 'hpctk scaling analyze DIR', which also reads the logs of jobs.
 
@@ -218,9 +219,6 @@ def run(
     directory = out.absolute()
     records = read_records(directory)
     missing = _unmeasured(directory, program, sizes, given["repeats"], records)
-    if records and not given["resume"]:
-        message = f"{directory} already contains measurements"
-        raise ConfigError(message, hint="--resume measures what is missing; or name another DIR")
     if given["dry_run"]:
         for size, repeat in missing:
             print(f"world size {size}, repeat {repeat}: {shlex.join(program)}")

@@ -90,7 +90,6 @@ class Guess:
     """The user's guess of durations before any item has ended."""
 
     seconds_per_item: float
-    load_s: float = 0.0
     factor: float = 1.5
     """In 9 of 10 cases the true means are within this factor, up or down; at least 1."""
     spread: float = 0.5
@@ -101,15 +100,14 @@ class GuessedDurations:
     def __init__(self, stage: StageWork, guess: Guess) -> None:
         self._guess = guess
         self._counts = np.array([batch.count for batch in stage.batches])
-        self._loads = np.array([batch.loads for batch in stage.batches])
 
     def draw(self, chance: Chance, drift: float) -> Draw:
         """Draw each batch as a sum of log-normal items, which is nearly log-normal itself: a list
         may have millions of items.
         """
         guess, counts = self._guess, self._counts
-        off = drift * np.exp(chance.normal(0.0, np.log(guess.factor) / 1.645, 2))
-        item_s = float(guess.seconds_per_item * off[0])
+        off = drift * np.exp(chance.normal(0.0, np.log(guess.factor) / 1.645))
+        item_s = float(guess.seconds_per_item * off)
         variance = math.expm1(guess.spread**2)
         sd = np.sqrt(np.log1p(variance / counts))
         batches = counts * item_s * np.exp(chance.normal(-(sd**2) / 2, sd))
@@ -118,8 +116,7 @@ class GuessedDurations:
         sigmas = math.sqrt(2.0 * math.log(count))
         longest_s = item_s * math.exp(guess.spread * (sigmas - guess.spread / 2))
         squares = count * item_s**2 * (1.0 + variance)
-        load_s = self._loads * guess.load_s * off[1]
-        return Draw(batches, load_s, longest_s, float(batches.sum()), squares)
+        return Draw(batches, np.zeros(len(batches)), longest_s, float(batches.sum()), squares)
 
 
 class Forecaster:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, RenderError, near_miss
+from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.queue.left import pending_needs
 from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.slurm.clusters.choice import fitting_site, named_site
@@ -210,7 +209,7 @@ def _granted(node: Node, full: ScriptSpec, needs: Needs) -> Node:
 def _remarks(
     spec: ScriptSpec, full: ScriptSpec, cluster: Cluster, fitting: Cluster
 ) -> Iterator[str]:
-    from hpc_toolkit.slurm.render.directives import complete, memory_mib
+    from hpc_toolkit.slurm.render.directives import memory_mib
     from hpc_toolkit.slurm.render.spec import MEMORY_OPTIONS
 
     site, listed = named_site(cluster, full.partition), {one.name for one in cluster.partitions}
@@ -219,16 +218,6 @@ def _remarks(
     if len(site.kinds) > 1:
         nodes = (" ".join(filter(None, (str(k.nodes or ""), k.name))) for k in fitting.kinds)
         yield f"nodes that fit: {', '.join(nodes)}"
-    if full.gpu_type and not spec.gpu_type:
-        found = (one for k in kinds_of(site) for one in k.complete_gpus(full.gpus_per_node))
-        types = dict.fromkeys(one for one in found if one not in ("", full.gpu_type))
-        asked = replace(spec, partition=full.partition, array=None)
-        able = []
-        for one in types:
-            with suppress(RenderError):
-                able.append(complete(replace(asked, gpu_type=one), cluster).gpu_type or one)
-        if able:
-            yield f"other types that fit: {', '.join(able)}"
     if fitting.whole_nodes:
         yield "complete nodes are billed"
     assumed = [f"defaults.{key}" for key, _ in site.defaults if key in MEMORY_OPTIONS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -135,22 +134,11 @@ class Plan:
         return {"format": 1, **asdict(self)}
 
 
-def typed_work(items: int, groups: int = 1) -> Work:
-    """Return the work of a run that does not exist yet, with groups of about equal size."""
-    size, more = divmod(items, groups)
-    ends = [size * number + min(number, more) for number in range(1, groups + 1)]
-    spans = [(first, end - first) for first, end in zip([0, *ends], ends, strict=False)]
-    batches = []
-    for first, count in plan_units(spans if groups > 1 else None, items):
-        group = bisect_right(ends, first)
-        loads = bisect_right(ends, first + count - 1) - group + 1
-        batches.append(Batch(f'"#{group}"' if groups > 1 else "", first, count, loads))
-    stage = StageWork(
-        name="items",
-        group_by="group" if groups > 1 else None,
-        left=({},) * items,  # one object, since a list may have millions of items
-        batches=tuple(batches),
-    )
+def typed_work(items: int) -> Work:
+    """Return the work of a list that does not exist yet."""
+    batches = [Batch("", first, count) for first, count in plan_units(None, items)]
+    # One object, since a list may have millions of items.
+    stage = StageWork(name="items", left=({},) * items, batches=batches)
     return Work(run="", at=0.0, stages=(stage,))
 
 

@@ -29,10 +29,10 @@ def test_training_that_records_its_steps_is_compared(hpctk: Hpctk) -> None:
     own = ("--world-sizes", "1,2", "--repeats", "2", "--", "train.py")
     done = hpctk("scaling", "run", "-o", "out", *own)
     assert done.code == 0, done
-    again = hpctk("scaling", "run", "-o", "out", "--resume", *own)
+    again = hpctk("scaling", "run", "-o", "out", *own)
     assert (again.code, again.out) == (0, done.out), again
     assert "world size" not in again.err
-    other = hpctk("scaling", "run", "-o", "out", "--resume", *own, "--lr", "9")
+    other = hpctk("scaling", "run", "-o", "out", *own, "--lr", "9")
     assert "out has measurements of another command" in other.err
 
     found = hpctk("scaling", "analyze", "out", "--json")

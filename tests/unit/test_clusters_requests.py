@@ -311,11 +311,7 @@ def test_a_request_gives_the_right_options_or_a_refusal(
 @pytest.mark.parametrize(
     ("name", "words", "said", "unsaid"),
     [
-        ("features", "--gpus-per-node 4 --sbatch constraint=ib", "4 a100", "other types"),
-        ("features", "--gpus-per-node 2", "other types that fit: v100", "1g.5gb"),
-        # Two nodes have v100, with less memory.
-        ("features", "--nodes 3 --gpus-per-node 2", "3 nodes", "other types"),
-        ("features", "--gpus-per-node 2 --mem 200G", "a100", "other types"),
+        ("features", "--gpus-per-node 4 --sbatch constraint=ib", "4 a100", "v100"),
         ("deny", "--partition opened", "not checked: site lists no partition opened", "fit"),
         ("deny", "--partition open,x", "not checked: site lists no partition x", "open,"),
         ("deny", "--partition open", "1.00 node-hours", "not checked"),

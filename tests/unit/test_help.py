@@ -203,7 +203,7 @@ SBATCH = {"--time", "--time-min"}
 
 DURATIONS = [
     *("init r --items - --timeout", "work r --deadline", "work r --idle-exit", "work r --lease"),
-    *("work r --grace", "plan --items 5 --item-time", "plan --items 5 --item-time 1s --load-time"),
+    *("work r --grace", "plan --items 5 --item-time"),
     *(f"plan --items 5 --item-time 1s --{one}" for one in ("within", "time-limit")),
     *("launch --start-timeout", "launch --shutdown-timeout"),
     *("render --lease", "render --idle-exit"),

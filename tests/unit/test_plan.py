@@ -261,13 +261,10 @@ def test_the_command_prints_its_choices_as_json() -> None:
     [
         (["--items", "5"], "--items needs --item-time"),
         (["--items", "0", "--item-time", "1s"], "not 1 to"),
-        (["--items", "5", "--groups", "6", "--item-time", "1s"], "--groups 6"),
         (["run", "--items", "5", "--item-time", "1s"], "plans a new run"),
         (["--items", "5", "--item-time", "soon"], "--item-time: 'soon'"),
         (["--items", "5", "--item-time", "1s", "--nodes", "1,x"], "--nodes: '1,x'"),
         (["--items", "5", "--item-time", "1s", "--nodes", "0"], "--nodes: '0'"),
-        (["run", "--groups", "2"], "--groups needs --items"),
-        (["run", "--load-time", "2s"], "--load-time needs --item-time"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None:

@@ -53,7 +53,6 @@ FENCES: dict[str, set[str]] = {
     },
     "pyarrow": {"queue.listfiles", "results.tables"},
     "cloudpickle": {"rundir.pickles"},
-    "yaml": {"queue.listfiles"},
     "optuna": {"study"},
     "filelock": {"lab", "planning.simulation"},
     "jinja2": {"slurm.render"},

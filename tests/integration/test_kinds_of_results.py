@@ -7,8 +7,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -22,36 +20,29 @@ from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.jsonlines import decode
 from tests.integration.kinds_of_results import KINDS, NOT_STORED, Kind
+from tests.integration.realrun import Hpctk
 
-HERE = Path(__file__).parent
 ITEMS = [{"kind": name} for name in (*KINDS, NOT_STORED)]
 
 
-def _hpctk(*words: str) -> None:
-    """Call the command line."""
-    argv = [sys.executable, "-m", "hpc_toolkit", *words]
-    ended = subprocess.run(argv, capture_output=True, check=False)
-    assert ended.returncode == 0, ended.stderr.decode()
+def called(hpctk: Hpctk, *words: object) -> None:
+    ended = hpctk(*words)
+    assert ended.code == 0, ended.err
 
 
 @pytest.mark.slow
-def test_a_result_of_any_kind_is_done_at_once_and_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_of_any_kind_is_done_at_once_and_comes_back(hpctk: Hpctk) -> None:
     """One run has every kind: its processes import torch, pandas and polars once."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
-    monkeypatch.syspath_prepend(HERE)
     kinds = import_module("kinds_of_results")  # by the name that workers have for it
     Path("items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
-    _hpctk("init", "run", "--workload", "kinds_of_results:give", "--items", "items.jsonl")
-    _hpctk("work", "run")
-    run = Run.open(tmp_path / "run")
+    called(hpctk, "init", "run", "--workload", "kinds_of_results:give", "--items", "items.jsonl")
+    called(hpctk, "work", "run")
+    run = Run.open("run")
     rows = {row["item"]["kind"]: row for row in run.table()}
 
     for name, kind in kinds.KINDS.items():
         try:
-            _comes_back(rows[name], kind, tmp_path, run)
+            _comes_back(rows[name], kind, hpctk.cwd, run)
             assert kinds.same(run.values.restored(deepcopy(rows[name]))["value"], kind.make())
         except AssertionError as error:
             error.add_note(f"kind of result: {name}")
@@ -112,15 +103,11 @@ def give(item):
 """
 
 
-def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(hpctk: Hpctk) -> None:
     Path("bomb.py").write_text(BOMB)
     Path("items.jsonl").write_text('{"n": 1}\n')
-    _hpctk("init", "run", "--workload", "bomb:give", "--items", "items.jsonl")
-    _hpctk("work", "run")
+    called(hpctk, "init", "run", "--workload", "bomb:give", "--items", "items.jsonl")
+    called(hpctk, "work", "run")
 
     for words in (
         ("status", "run", "--json"),
@@ -130,7 +117,7 @@ def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(
         ("doctor", "run"),
         *(("gather", "run", "-o", f"rows.{s}") for s in ("jsonl", "json", "csv", "parquet")),
     ):
-        _hpctk(*words)
+        called(hpctk, *words)
     run = Run.open("run")
     assert run.columns()["value.bomb"] == ["<bomb.Bomb, 46 B>"]
     Path("run").chmod(0o777)
@@ -143,19 +130,16 @@ def test_no_command_loads_a_pickle_and_python_only_of_a_trusted_run(
 
 
 def test_a_result_that_cannot_be_restored_is_an_error_in_its_row_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hpctk: Hpctk, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(HERE)
-    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
     Path("gone.py").write_text("class Gone: pass\n")
     Path("ends.py").write_text("class Ends:\n    def __reduce__(self): return exit, (3,)\n")
     Path("mine.py").write_text(
         "import gone, ends\n"
         "def give(n): return [gone.Gone(), ends.Ends(), {'n': n}][n] if n < 3 else float('nan')\n"
     )
-    _hpctk("init", "run", "--workload", "mine:give", "--count", "4", "--key", "n")
-    _hpctk("work", "run")
+    called(hpctk, "init", "run", "--workload", "mine:give", "--count", "4", "--key", "n")
+    called(hpctk, "work", "run")
     Path("gone.py").unlink()
 
     missing, ended, plain, number = (row["value"] for row in Run.open("run").results())
@@ -173,15 +157,10 @@ def test_a_result_that_cannot_be_restored_is_an_error_in_its_row_only(
     assert warning in capsys.readouterr().err
 
 
-def test_a_value_file_that_is_damaged_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(HERE)
-    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
+def test_a_value_file_that_is_damaged_is_named(hpctk: Hpctk) -> None:
     Path("items.jsonl").write_text('{"kind": "object"}\n{"kind": "large array"}\n')
-    _hpctk("init", "run", "--workload", "kinds_of_results:give", "--items", "items.jsonl")
-    _hpctk("work", "run", "--workers", "1")
+    called(hpctk, "init", "run", "--workload", "kinds_of_results:give", "--items", "items.jsonl")
+    called(hpctk, "work", "run", "--workers", "1")
     (path,) = Path("run/journals").glob("*.values")
     data = path.read_bytes()
 
@@ -195,18 +174,16 @@ def test_a_value_file_that_is_damaged_is_named(
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_results_of_2_gb_and_of_30_mb_of_text_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
+def test_results_of_2_gb_and_of_30_mb_of_text_come_back(hpctk: Hpctk) -> None:
     Path("items.jsonl").write_text('{"bytes": 2147483648}\n{"text": 31457280}\n')
-    _hpctk("init", "run", "--workload", "kinds_of_results:give_large", "--items", "items.jsonl")
-    _hpctk("work", "run", "--workers", "1")
+    called(
+        hpctk, "init", "run", "--workload", "kinds_of_results:give_large", "--items", "items.jsonl"
+    )
+    called(hpctk, "work", "run", "--workers", "1")
 
     array, text = (row["value"] for row in Run.open("run").results())
 
     assert (array.dtype, array.shape, int(array[-1])) == (np.uint8, (2**31,), 7)
     assert len(text) == 31457280
-    _hpctk("gather", "run", "-o", "rows.csv")
+    called(hpctk, "gather", "run", "-o", "rows.csv")
     assert Path("rows.csv").stat().st_size > 31457280

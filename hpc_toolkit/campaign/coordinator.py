@@ -107,8 +107,6 @@ class Coordinator:
         self._units: dict[int, dict[str, set[str]]] = {}
         self._search: CampaignSearch
         self._metrics: MetricColumns | None = None
-        self._searched_s = 0.0
-        self._since = 0.0
         self._untold = False
         """Whether the copy for people lacks an ask."""
 
@@ -183,8 +181,6 @@ class Coordinator:
         for decision in decisions:
             self._search.tell(decision.tells)
             self._search.take(decision)
-            self._searched_s = decision.wall_s
-        self._since = monotonic()
 
     def _recorded(self) -> list[Decision]:
         for entry in self._decision_entries():
@@ -219,7 +215,6 @@ class Coordinator:
             number=number,
             pulls=tuple(pulls),
             tells=tuple(self._search.fresh),
-            wall_s=self._searched_s + monotonic() - self._since,
             metrics=self._metrics if number == 1 else None,
             search=recorded_search(self._campaign) if number == 1 else None,
             known=self._search.known if number == 1 else (),

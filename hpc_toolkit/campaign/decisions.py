@@ -37,8 +37,6 @@ class Decision:
     """The pulls that were requested; a pull without tasks is of all tasks."""
     tells: tuple[Observation, ...] = ()
     """Results that were told since the decision before, in the order of their asks."""
-    wall_s: float = 0.0
-    """Seconds that coordinators had searched by then; no decision depends on them."""
     metrics: MetricColumns | None = None
     """In the first decision of a search that uses metrics: their values at that time. A later table
     may have more values, and would lead to other asks."""
@@ -56,7 +54,6 @@ class Decision:
             "number": self.number,
             "arms": [pull.arm for pull in self.pulls],
             "tells": [observation.to_json() for observation in self.tells],
-            "wall_s": round(self.wall_s, 3),
             "tasks": [list(pull.tasks) for pull in self.pulls] if some else None,
             "metrics": self.metrics,
             "search": self.search,
@@ -92,7 +89,6 @@ def read_decision(segment: Segment) -> Decision:
         number=record["number"],
         pulls=tuple(Pull(arm, tuple(some)) for arm, some in zip(arms, tasks, strict=True)),
         tells=tells,
-        wall_s=float(record["wall_s"]),
         metrics=record["metrics"],
         search=record["search"],
         known=known,
@@ -119,7 +115,6 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "tasks": lambda tasks: (
         tasks is None or (isinstance(tasks, list) and all(map(_are_texts, tasks)))
     ),
-    "wall_s": lambda wall_s: isinstance(wall_s, int | float) and wall_s >= 0,
     "metrics": lambda metrics: (
         metrics is None or (isinstance(metrics, dict) and all(map(_is_column, metrics.values())))
     ),

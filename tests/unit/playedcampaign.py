@@ -115,19 +115,14 @@ class Played:
         self.campaign = campaign
         self._value = value
         self._waits = 0
-        self.clock = 0.0
-        """What the clock of coordinators says."""
-        self.waits_s = 0.0
-        """What each wait takes."""
         self.dies_after: int | None = None
         """Waits that the next coordinator survives."""
         make_campaign_run(root, campaign, campaign.path)
         patch.setattr(hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=self._sleep))
-        patch.setattr(hpc_toolkit.campaign.coordinator, "monotonic", lambda: self.clock)
+        patch.setattr(hpc_toolkit.campaign.coordinator, "monotonic", lambda: 0.0)
 
     def _sleep(self, _seconds: float) -> None:
         self._waits += 1
-        self.clock += self.waits_s
         if self.dies_after is not None and self._waits > self.dies_after:
             raise Stopped
         work(self.root, self._value)

@@ -157,9 +157,9 @@ def segment(path: Path, decision: dict[str, Any] | None) -> Segment:
 
 def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
     whole = Decision(why=SEARCH, number=1, pulls=(Pull("x"), Pull("y")))
-    rest: dict[str, Any] = {"wall_s": 12.5, "metrics": {"entropy": [0.5, None]}}
+    metrics: dict[str, list[float | None]] = {"entropy": [0.5, None]}
     pulls = (Pull("x", ("c",)), Pull("z"))
-    parts = Decision(why=SEARCH, number=2, pulls=pulls, tells=(TELL,), **rest)
+    parts = Decision(why=SEARCH, number=2, pulls=pulls, tells=(TELL,), metrics=metrics)
     written = [segment(tmp_path / str(n), one.to_json()) for n, one in enumerate([whole, parts])]
 
     assert read_decisions([segment(tmp_path / "2", None), *written]) == [whole, parts]
@@ -176,7 +176,6 @@ def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
         ({"tasks": []}, "tasks of 0 pulls for 1 arms"),
         ({"tasks": ["a"]}, "'tasks' of its decision is"),
         ({"number": None}, "'number' of its decision is None"),
-        *(({"wall_s": one}, f"'wall_s' of its decision is {one}") for one in (-1, "long")),
         *(({"metrics": one}, "'metrics' of its decision is") for one in ([1], {"m": ["1"]})),
         *(({"tells": [one]}, "a tell .*: not an observation") for one in (3, {"arm": "x"})),
         ({"tells": [{**TELL.to_json(), "scores": {"a": "b"}}]}, "a tell of its decision: arm 'x'"),
@@ -185,7 +184,7 @@ def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_damaged_decisions_are_refused_with_their_file(
     change: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    decision = {"why": SEARCH, "number": 1, "arms": ["x"], "tells": [], "wall_s": 0.0, **change}
+    decision = {"why": SEARCH, "number": 1, "arms": ["x"], "tells": [], **change}
 
     with pytest.raises(RunError, match=f"000007.jsonl is damaged: line 1: .*{says}"):
         read_decisions([segment(tmp_path / "000007.jsonl", decision)])

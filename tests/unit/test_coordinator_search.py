@@ -152,23 +152,6 @@ def test_a_metric_that_most_arms_lack_is_refused_and_not_left_out() -> None:
     assert metric_columns(campaign, rows)["rank"] == [1.0] * 9 + [2.0] + [None] * 10
 
 
-def test_recorded_seconds_add_up_over_coordinators(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    campaign = toy({"policy": "random", "budget": 8, "pending": 2})
-    played = Played(fast_dir / "r", campaign, monkeypatch)
-    played.waits_s = 900.0
-    assert played.killed(4)
-    before = played.decisions()
-    played.clock = 0.0  # another machine
-
-    decisions = played.coordinate()
-
-    assert decisions[: len(before)] == before
-    assert [one.wall_s for one in decisions] == [0.0, 900.0, 1800.0, 2700.0]
-    assert played.coordinate() == decisions, "one that is started again asks for more"
-
-
 def test_a_restart_takes_recorded_asks_from_the_log_even_if_the_policy_would_ask_otherwise(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

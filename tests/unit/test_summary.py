@@ -188,7 +188,6 @@ def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = Played(fast_dir / "r", toy({**GP, "exhaustive": True}), monkeypatch)
-    played.waits_s = 60.0
     played.coordinate()
 
     sections = search_of(played.root)

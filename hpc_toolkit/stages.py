@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, ItemsError, WorkloadError, near_miss
-from hpc_toolkit.queue.graph import GraphLines
 from hpc_toolkit.queue.wants import NEEDS, PRIORITY
 from hpc_toolkit.rundir.layout import BY_NAME, RESULTS, Manifest, list_stage
 from hpc_toolkit.system.record import replace
@@ -162,6 +161,9 @@ def _with_items(
 
     spec, lines = with_items(spec, noted())
     keys = (common or set()) - ({NEEDS, PRIORITY} if lines.wants else set())
-    if isinstance(lines, GraphLines):
+    if spec.after == (spec.name,):  # its items follow each other
+        from hpc_toolkit.queue.graph import GraphLines
+
+        assert isinstance(lines, GraphLines)
         keys = keys - {"after"} | ({RESULTS} if lines.results else set())
     return spec, lines, (keys, False)

@@ -519,7 +519,7 @@ MUTANTS = (
     Mutant(
         "R17",
         "an item is added when one of several items before is done",
-        "queue/followingitems.py",
+        "queue/graph.py",
         "            if not self._left[one] and not self._entry[one]:\n",
         "            if not self._entry[one]:\n",
         ("test_following.py",),

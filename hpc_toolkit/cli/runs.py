@@ -21,7 +21,6 @@ from hpc_toolkit.cli.arguments import (
 )
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.queue.graph import GRAPH, Graph
 from hpc_toolkit.queue.lists import Types
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.run import Run
@@ -158,6 +157,8 @@ def _show_made(run: Run) -> None:
             return
         text = f"after {' and '.join(stage.after)}"
         if stage.after == (stage.name,):
+            from hpc_toolkit.queue.graph import GRAPH, Graph  # few lists have one
+
             total = len(Graph(log.paths.root / GRAPH))
             text = f"{counted(total, 'item')}; {sum(sizes)} with no item before"
         elif sizes:

@@ -14,7 +14,7 @@ from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, left_over, read
 from hpc_toolkit.campaign.search import as_decided
 from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, Campaign, read_settings
 from hpc_toolkit.planning.work import Batch, Seen, StageWork, Work, context
-from hpc_toolkit.queue.followingitems import following
+from hpc_toolkit.queue.graph import following
 from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.units import Unit, UnitReader

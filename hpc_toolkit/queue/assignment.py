@@ -73,7 +73,7 @@ class Picker(Record, frozen=False, stateful=True):
         self.following: dict[str, Following] = {}
         """The stages whose items are made of results of others."""
         if any(stage.spec.after for stage in self.view.stages.values()):
-            from hpc_toolkit.queue.followingitems import following  # few runs have such stages
+            from hpc_toolkit.queue.graph import following  # few runs have such stages
 
             self.following = following(self.view)
         self._listed_at = float("-inf")

@@ -29,7 +29,7 @@ Ref = tuple[int, int]
 """(log entry of the segment, position in it): the identity of an item."""
 Origin = Ref | str | int
 """Of what items are made: the item before, or the values of the keys ``by`` as JSON, or an item's
-number in a list whose items follow each other (:mod:`hpc_toolkit.queue.followingitems`)."""
+number in a list whose items follow each other (:mod:`hpc_toolkit.queue.graph`)."""
 
 
 class Absent(NamedTuple):

@@ -1,122 +1,36 @@
-"""A list whose items follow single items of it: its edges, and their file ``graph.jsonl``.
+"""A list whose items follow single items of it: its edges, their file, and what can be added.
 
-The file has the edges, by the numbers of the items in the list, and the items themselves. An item
-is added to the log when all items before it are done (:mod:`hpc_toolkit.queue.followingitems`).
+The file ``graph.jsonl`` has the edges, by the numbers of the items in the list, and the items
+themselves. An item is added to the log when all items before it are done (rule R17).
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import near_miss
+from hpc_toolkit.queue.following import Absent, Following, Ref, failed_items, with_places
 from hpc_toolkit.queue.items import Item, ItemLines, encode_segment
 from hpc_toolkit.queue.log import StageLog, damaged
-from hpc_toolkit.queue.wants import changed, refuse
+from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.queue.wants import STAGES, refuse
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RESULTS, StageSpec
-from hpc_toolkit.system.jsonlines import batches, decode_each, encode
+from hpc_toolkit.system.jsonlines import batches, encode
+
+if TYPE_CHECKING:
+    from hpc_toolkit.queue.view import RunView, StageView
 
 GRAPH = "graph.jsonl"
-_ID, _AFTER = "id", "after"
+_ID = "id"
 _CHUNK = 256
 """Items between two known offsets in the file."""
 _SHOWN = 10
-_MOST_NAMES = 10_000
-"""Ids among which a similar one is looked for, which takes a second for each 100,000."""
-
-
-class Arrows:
-    """Takes ``after`` out of the items of a list, if there are items with an id and such a list."""
-
-    def __init__(self) -> None:
-        self.count = array("I")
-        """Number of items before each item, for those up to the last item that follows others."""
-        self.before = array("I")
-        """The ids before all items, one after another, as numbers of names."""
-        self.names: dict[str, int] = {}
-        self._other: int | None = None
-        """The first item whose ``after`` is not a list."""
-
-    def __bool__(self) -> bool:
-        return bool(self.count)
-
-    def taken(self, items: Iterable[Any]) -> Iterator[Any]:
-        """The items without ``after``. Raises ItemsError: it is neither a list of ids nor left."""
-        return changed(items, _AFTER, self._without)
-
-    def _without(self, number: int, item: Any) -> Any:
-        if not isinstance(item, dict) or _AFTER not in item:
-            return item
-        after = item[_AFTER]
-        if type(after) is not list or _ID not in item:
-            self._other = number if self._other is None else self._other
-            return item
-        for one in after:
-            if not _is_id(one):
-                wrong = f"'after' has {one!r:.80}, which cannot be an id"
-                refuse(number, wrong, "ids are text or whole numbers")
-        self.count.extend([0] * (number - len(self.count)))
-        numbers = [self.names.setdefault(str(one), len(self.names)) for one in after]
-        before = dict.fromkeys(numbers)
-        self.count.append(len(before))
-        self.before.extend(before)
-        return {key: value for key, value in item.items() if key != _AFTER}
-
-    def graph(self, lines: ItemLines, *, results: bool) -> GraphLines:
-        """The list with its edges.
-
-        Raises ItemsError: an id is missing, unknown or not unique, or items wait for each other.
-        """
-        if self._other is not None:
-            hint = 'such as {"id": "c", "after": ["a", "b"]}; give the key another name otherwise'
-            refuse(self._other, "its 'after' is not a list of ids, or it has no 'id'", hint)
-        self.count.extend([0] * (len(lines) - len(self.count)))
-        where = self._where(lines.lines, results=results)
-        unknown = {number for name, number in self.names.items() if where[number] < 0}
-        if unknown:
-            at = next(at for at, one in enumerate(self.before) if one in unknown)
-            starts = accumulate(self.count)
-            number = next(number for number, end in enumerate(starts) if at < end)
-            name = next(name for name, one in self.names.items() if one == self.before[at])
-            known = [one for one, of in self.names.items() if where[of] >= 0]
-            hint = near_miss(name, known) if len(known) <= _MOST_NAMES else "check its spelling"
-            refuse(number, f"it follows {name!r}, and no item has this id", hint)
-        before = array("I", [where[one] for one in self.before])
-        found = GraphLines(lines, self.count, before, results=results)
-        found.refuse_circle()
-        return found
-
-    def _where(self, lines: list[bytes], *, results: bool) -> array[int]:
-        """The number of the item that has each id; -1 for ids without an item."""
-        names = self.names
-        where = array("q", [-1]) * len(names)
-        for number, item in enumerate(one for some in batches(lines) for one in decode_each(some)):
-            if not _is_id(item.get(_ID)):
-                hint = "give each item an 'id', which is text or a whole number"
-                refuse(number, "it has no 'id', and others follow items by their ids", hint)
-            if results and RESULTS in item:
-                refuse(
-                    number,
-                    f"it has the key {RESULTS!r}, which gets the results of items before",
-                    "give the key another name",
-                )
-            at = names.setdefault(str(item[_ID]), len(names))
-            if at == len(where):
-                where.append(-1)
-            if where[at] >= 0:
-                wrong = f"its id {item[_ID]!r} is that of item {where[at]}"
-                refuse(number, wrong, "give each item another id")
-            where[at] = number
-        return where
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) or type(value) is int
 
 
 class Edges:
@@ -152,7 +66,7 @@ class Edges:
 
 
 class GraphLines(ItemLines):
-    """A list with its edges, as :class:`Arrows` read it."""
+    """A list with its edges, as :class:`hpc_toolkit.queue.wants.Arrows` read it."""
 
     def __init__(
         self, given: ItemLines, count: Sequence[int], before: array[int], *, results: bool
@@ -162,8 +76,9 @@ class GraphLines(ItemLines):
         self.wants = given.wants
         self._count, self.results = count, results
         self._edges = Edges(count, before)
+        self._refuse_circle()
 
-    def refuse_circle(self) -> None:
+    def _refuse_circle(self) -> None:
         """Raise ItemsError if items wait for each other; it names them."""
         left, after = self._edges.left(), self._edges.turned()
         free = [number for number, count in enumerate(left) if not count]
@@ -268,3 +183,169 @@ class Graph:
         except (ValueError, LookupError, TypeError) as error:
             raise damaged(self.path, f"line {number + 2}: {error}") from error
         return item
+
+
+def following(view: RunView) -> dict[str, Following]:
+    """The stages of a run whose items follow others, in their order."""
+    found: dict[str, Following] = {}
+    for name, stage in view.stages.items():
+        if stage.spec.after:
+            kind = FollowingItems if stage.spec.after == (name,) else Following
+            found[name] = kind(view, stage, found)
+    return found
+
+
+class FollowingItems(Following):
+    """Adds the items of a list of which all items before are done."""
+
+    def __init__(self, view: RunView, stage: StageView, others: dict[str, Following]) -> None:
+        super().__init__(view, stage, others)
+        self.graph = graph = Graph(stage.paths.root / GRAPH)
+        self._after = graph.edges.turned()
+        self._left = graph.edges.left()
+        """Number of items before each item that are not done."""
+        self._entry = array("I", bytes(4 * len(graph)))
+        """Log entry of each item's segment; 0: the item was not added yet."""
+        self._position = array("I", bytes(4 * len(graph)))
+        self._is_done = bytearray(len(graph))
+        self._free = {number for number, count in enumerate(self._left) if not count}
+        """Items that can be added."""
+        self._added = 0
+        self.wants = Counter(graph.wants or [STAGES])
+
+    def _note_made(self) -> None:
+        log, state = self._stage.log, self._stage.state
+        for entry in range(self._taken + 1, log.length + 1):
+            segment = log.segments.get(entry)
+            if segment is None:
+                continue
+            if segment.numbers is None:
+                raise damaged(segment.path, "line 1: it does not say of which items it is")
+            self._added += segment.count
+            self.wants.subtract(self._wants_of(segment.numbers))
+            for position, number in enumerate(segment.numbers):
+                self._entry[number], self._position[number] = entry, position
+            self._free.difference_update(segment.numbers)
+        self._taken = log.length
+        while self._news:
+            unit = state.units[self._news.pop()]
+            numbers = log.segments[unit.unit.entry].numbers or ()
+            for position in list(state.touched(unit)):
+                number = numbers[position]
+                if not self._is_done[number] and state.item_state(unit, position) is ItemState.DONE:
+                    self._is_done[number] = 1
+                    self._note_done(number)
+
+    def _note_done(self, number: int) -> None:
+        for one in self._after.of(number):
+            self._left[one] -= 1
+            if not self._left[one] and not self._entry[one]:
+                self._free.add(one)
+
+    def _ready(self) -> Iterator[int]:
+        yield from sorted(self._free)
+
+    def _left_to_make(self, origins: list[Any]) -> bool:
+        self._note_made()
+        return self._free.issuperset(origins)
+
+    def _unit_size(self, origins: list[Any]) -> None:
+        """Units as in a list of these items."""
+
+    def _wants_of(self, origins: list[Any]) -> list[str]:
+        return self.graph.wants and [self.graph.wants[one] for one in origins]
+
+    def _named(self, origins: list[Any]) -> dict[str, Any]:
+        return {"numbers": origins}
+
+    def _items(self, origin: Any) -> list[Item]:
+        item = self.graph.item(origin)
+        if not self.graph.results:
+            return [item]
+        found: dict[str, Any] = {}
+        kept: list[list[Any]] = []
+        reader = self._read[self._stage.spec.name]
+        for one in self.graph.edges.of(origin):
+            result = reader.result((self._entry[one], self._position[one]))
+            name = str(self.graph.item(one)["id"])
+            found[name] = result["value"]
+            if types := result.get("types"):
+                kept.append([[RESULTS, name], result["worker"], types])
+        return [with_places({**item, RESULTS: found}, kept)]
+
+    @property
+    def is_over(self) -> bool:
+        self._note_made()
+        return not self._free and not self._stage.state.open
+
+    def _skipped_numbers(self) -> set[int]:
+        """Items that follow a failed one, directly or not."""
+        self._note_made()
+        segments = self._stage.log.segments
+        failed = [
+            (segments[entry].numbers or ())[position]
+            for entry, position in failed_items(self._stage)
+        ]
+        found: set[int] = set()
+        while failed:
+            new = set(self._after.of(failed.pop())) - found
+            found |= new
+            failed += new
+        return {number for number in found if not self._entry[number]}
+
+    def skipped(self) -> Iterator[Item]:
+        yield from map(self.graph.item, sorted(self._skipped_numbers()))
+
+    def coming(self, expected: dict[str, int]) -> int:
+        skipped = len(self._skipped_numbers())
+        return len(self.graph) - self._added - skipped
+
+    def rounds(self) -> list[list[Item]]:
+        """The items that will be added if no more fail; each round follows the one before."""
+        skipped, left = self._skipped_numbers(), array("I", self._left)
+        done = [at for at in range(len(self.graph)) if self._entry[at] and not self._is_done[at]]
+        new = sorted(self._free)
+        rounds: list[list[Item]] = []
+        while done or new:
+            for one in (one for number in done for one in self._after.of(number)):
+                left[one] -= 1
+                if not left[one] and one not in skipped:
+                    new.append(one)
+            if new:
+                rounds.append([self.graph.item(one) for one in sorted(new)])
+            done, new = new, []
+        return rounds
+
+    def absent(self, text: str) -> Absent | None:
+        self._note_made()
+        wanted = None
+        for number in (at for at in range(len(self.graph)) if not self._entry[at]):
+            item = self.graph.item(number)
+            if text in (str(number), str(item["id"]), encode(item["id"])):
+                wanted = number
+                break
+            if wanted is None and text in encode(item):
+                wanted = number
+        if wanted is None:
+            return None
+        skipped = wanted in self._skipped_numbers()
+        causes = self._failed(wanted) if skipped else self.graph.edges.of(wanted)
+        left = [one for one in sorted(causes) if not self._is_done[one]]
+        found = [(self.graph.item(one), self._ref(one)) for one in left]
+        return Absent(self.graph.item(wanted), skipped, found)
+
+    def _ref(self, number: int) -> Ref | None:
+        return (self._entry[number], self._position[number]) if self._entry[number] else None
+
+    def _failed(self, number: int) -> set[int]:
+        """The failed items that an item follows, directly or not."""
+        stack, seen, found = [number], {number}, set[int]()
+        while stack:
+            for one in self.graph.edges.of(stack.pop()):
+                ref = self._ref(one)
+                if ref is not None and self._kind(self._stage, ref) is ItemState.FAILED:
+                    found.add(one)
+                elif ref is None and one not in seen:
+                    seen.add(one)
+                    stack.append(one)
+        return found

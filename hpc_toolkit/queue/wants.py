@@ -1,17 +1,20 @@
-"""What single items of a list need, and their priorities, in place of what their stage says."""
+"""What single items of a list say of themselves: needs, a priority, and the items they follow."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpc_toolkit.errors import ConfigError, ItemsError
-from hpc_toolkit.rundir.layout import StageSpec
-from hpc_toolkit.system.jsonlines import batches, encode
+from hpc_toolkit.errors import ConfigError, ItemsError, near_miss
+from hpc_toolkit.rundir.layout import RESULTS, StageSpec
+from hpc_toolkit.system.jsonlines import batches, decode_each, encode
 from hpc_toolkit.system.record import replace
 
 if TYPE_CHECKING:
+    from array import array
+
     from hpc_toolkit.queue.log import StageLog
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.system.needs import Retry
@@ -21,6 +24,9 @@ STAGES = "{}"
 """The want of an item that has no needs of its own: JSON, as of those that have some."""
 MOST_WANTS = 1000
 """Different wants of one list; each one divides it into further units."""
+_ID, _AFTER = "id", "after"
+_MOST_NAMES = 10_000
+"""Ids among which a similar one is looked for, which takes a second for each 100,000."""
 
 
 class Wants:
@@ -69,6 +75,99 @@ def spec_with(stage: StageSpec, want: str) -> StageSpec:
     own = json.loads(want)
     needs = {**(stage.needs or {}), **own.get(NEEDS, {})}
     return replace(stage, needs=needs, priority=own.get(PRIORITY, stage.priority))
+
+
+class Arrows:
+    """Takes ``after`` out of the items of a list, if there are items with an id and such a list."""
+
+    def __init__(self) -> None:
+        from array import array  # few lists have ``after``
+
+        self.count = array("I")
+        """Number of items before each item, for those up to the last item that follows others."""
+        self.before = array("I")
+        """The ids before all items, one after another, as numbers of names."""
+        self.names: dict[str, int] = {}
+        self._other: int | None = None
+        """The first item whose ``after`` is not a list."""
+
+    def __bool__(self) -> bool:
+        return bool(self.count)
+
+    def taken(self, items: Iterable[Any]) -> Iterator[Any]:
+        """The items without ``after``. Raises ItemsError: it is neither a list of ids nor left."""
+        return changed(items, _AFTER, self._without)
+
+    def _without(self, number: int, item: Any) -> Any:
+        if not isinstance(item, dict) or _AFTER not in item:
+            return item
+        after = item[_AFTER]
+        if type(after) is not list or _ID not in item:
+            self._other = number if self._other is None else self._other
+            return item
+        for one in after:
+            if not _is_id(one):
+                wrong = f"'after' has {one!r:.80}, which cannot be an id"
+                refuse(number, wrong, "ids are text or whole numbers")
+        self.count.extend([0] * (number - len(self.count)))
+        numbers = [self.names.setdefault(str(one), len(self.names)) for one in after]
+        before = dict.fromkeys(numbers)
+        self.count.append(len(before))
+        self.before.extend(before)
+        return {key: value for key, value in item.items() if key != _AFTER}
+
+    def edges(self, lines: list[bytes], *, results: bool) -> tuple[array[int], array[int]]:
+        """How many items there are before each item, and which, one after another.
+
+        ``results``: items get the results of those before. Raises ItemsError: an id is missing,
+        unknown or not unique.
+        """
+        from array import array
+
+        if self._other is not None:
+            hint = 'such as {"id": "c", "after": ["a", "b"]}; give the key another name otherwise'
+            refuse(self._other, "its 'after' is not a list of ids, or it has no 'id'", hint)
+        self.count.extend([0] * (len(lines) - len(self.count)))
+        where = self._where(lines, results=results)
+        unknown = {number for name, number in self.names.items() if where[number] < 0}
+        if unknown:
+            at = next(at for at, one in enumerate(self.before) if one in unknown)
+            starts = accumulate(self.count)
+            number = next(number for number, end in enumerate(starts) if at < end)
+            name = next(name for name, one in self.names.items() if one == self.before[at])
+            known = [one for one, of in self.names.items() if where[of] >= 0]
+            hint = near_miss(name, known) if len(known) <= _MOST_NAMES else "check its spelling"
+            refuse(number, f"it follows {name!r}, and no item has this id", hint)
+        return self.count, array("I", [where[one] for one in self.before])
+
+    def _where(self, lines: list[bytes], *, results: bool) -> array[int]:
+        """The number of the item that has each id; -1 for ids without an item."""
+        from array import array
+
+        names = self.names
+        where = array("q", [-1]) * len(names)
+        for number, item in enumerate(one for some in batches(lines) for one in decode_each(some)):
+            if not _is_id(item.get(_ID)):
+                hint = "give each item an 'id', which is text or a whole number"
+                refuse(number, "it has no 'id', and others follow items by their ids", hint)
+            if results and RESULTS in item:
+                refuse(
+                    number,
+                    f"it has the key {RESULTS!r}, which gets the results of items before",
+                    "give the key another name",
+                )
+            at = names.setdefault(str(item[_ID]), len(names))
+            if at == len(where):
+                where.append(-1)
+            if where[at] >= 0:
+                wrong = f"its id {item[_ID]!r} is that of item {where[at]}"
+                refuse(number, wrong, "give each item another id")
+            where[at] = number
+        return where
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) or type(value) is int
 
 
 class Specs(dict[str, StageSpec]):

@@ -227,7 +227,7 @@ def _needs(
 
 def explain_absent(view: RunView, text: str) -> dict[str, Any] | None:
     """Why an item of a list was not added yet (rule R17); None: no item has this number or text."""
-    from hpc_toolkit.queue.followingitems import following  # 'hpctk status' needs none of it
+    from hpc_toolkit.queue.graph import following  # 'hpctk status' needs none of it
 
     for name, one in following(view).items():
         if found := one.absent(_compact(text)):

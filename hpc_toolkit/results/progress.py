@@ -120,7 +120,7 @@ def with_following(view: RunView, stages: dict[str, StageCounts]) -> dict[str, S
     """The counts, with the items that stages after others will have, or lack."""
     if not any(stage.spec.after for stage in view.stages.values()):
         return stages
-    from hpc_toolkit.queue.followingitems import following  # few runs have such stages
+    from hpc_toolkit.queue.graph import following  # few runs have such stages
 
     expected = {name: counts.total for name, counts in stages.items()}
     for name, stage in following(view).items():

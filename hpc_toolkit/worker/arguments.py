@@ -10,9 +10,8 @@ from itertools import chain, islice
 from typing import Any
 
 from hpc_toolkit.errors import ConfigError, ItemsError, WorkloadError, near_miss
-from hpc_toolkit.queue.graph import Arrows
 from hpc_toolkit.queue.items import ItemLines, check_items
-from hpc_toolkit.queue.wants import Wants
+from hpc_toolkit.queue.wants import Arrows, Wants
 from hpc_toolkit.rundir.layout import BY_ITEM, BY_NAME, RESULTS, StageSpec
 from hpc_toolkit.system.jsonlines import AT_ONCE, batches
 from hpc_toolkit.system.record import replace
@@ -75,7 +74,11 @@ def with_items(
         message = "items that follow each other cannot be in an open list"
         raise ConfigError(message, hint="create the run without --open")
     if arrows:
-        return replace(stage, after=(stage.name,)), arrows.graph(lines, results=wanted is not False)
+        from hpc_toolkit.queue.graph import GraphLines  # few lists have one
+
+        results = wanted is not False
+        edges = arrows.edges(lines.lines, results=results)
+        return replace(stage, after=(stage.name,)), GraphLines(lines, *edges, results=results)
     if of_command or wanted is None:
         for number, line in enumerate(lines.lines):
             if RESULTS not in (item := json.loads(line)):

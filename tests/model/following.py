@@ -14,11 +14,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.queue.followingitems import following
-from hpc_toolkit.queue.graph import Arrows
+from hpc_toolkit.queue.graph import GraphLines, following
 from hpc_toolkit.queue.items import ItemLines, encode_segment
 from hpc_toolkit.queue.log import SEALED, StageLog
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.queue.wants import Arrows
 from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.rundir.journal import decode_line, encode_line
 from hpc_toolkit.rundir.layout import Manifest, StageSpec
@@ -105,7 +105,8 @@ class FollowingModel:
                 arrows = Arrows()
                 given = [{"id": n, "after": [*of]} for n, of in enumerate(self.world.edges)]
                 lines = ItemLines(arrows.taken(given), group_by=None)
-                arrows.graph(lines, results=True).publish(log, first)
+                edges = arrows.edges(lines.lines, results=True)
+                GraphLines(lines, *edges, results=True).publish(log, first)
             else:
                 log.add_segment(encode_segment(plain_items(self.world.items), group_by=None))
                 log.seal()

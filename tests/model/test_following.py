@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpc_toolkit.queue.following import Following
-from hpc_toolkit.queue.followingitems import FollowingItems
+from hpc_toolkit.queue.graph import FollowingItems
 from tests.model.following import PAIR, FollowingChecker, FollowingModel, World
 from tests.model.memorydisk import memory_instead_of_files
 from tests.model.mutation import Mistake, made, mistakes, worlds

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.followingitems import FollowingItems, following
+from hpc_toolkit.queue.graph import FollowingItems, following
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.explain import retry_failed

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.results.activity import Trace
 from hpc_toolkit.results.tables import Row
@@ -130,14 +130,8 @@ def export(
     """Write what the tracker ``to`` does not have; how many runs are new, and how many it had.
 
     ``where`` is a directory, or for MLflow the URI of its tracking server or database. ``project``
-    is its name there; None: the name of the run. Raises ConfigError: the
-    tracker is unknown, or its package is missing.
+    is its name there; None: the name of the run. Raises ConfigError: its package is missing.
     """
-    if to not in TRACKERS:
-        message = f"unknown tracker {to!r}"
-        raise ConfigError(
-            message, hint=near_miss(to, list(TRACKERS)) or f"use {', '.join(TRACKERS)}"
-        )
     kind = TRACKERS[to]
     try:
         tracker = kind(where or kind.place, project or run.manifest.run)

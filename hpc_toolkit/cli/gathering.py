@@ -156,7 +156,7 @@ def _stdout_on_stderr() -> Iterator[None]:
 def export(
     run: RunArgument = None,
     *,
-    to: Annotated[str, value("TRACKER", "mlflow or wandb.")],
+    to: Annotated[str, value("mlflow|wandb", "Tracker to write to.")],
     into: Annotated[str | None, value("DIR|URI", "Directory for wandb; URI for mlflow.")] = None,
     project: Annotated[
         str | None, value("NAME", "Name of the project there. [default: the run's name]")

@@ -293,7 +293,7 @@ def _declared(name: str, annotation: Any, default: Any) -> click.Parameter:
     kind = get_args(kind)[0] if repeated else kind
     needed = default is inspect.Parameter.empty
     settings: dict[str, Any] = {"required": needed}
-    if kind is not bool:
+    if kind is Path or (kind is not bool and isinstance(declared, Argument)):
         settings["type"] = click.Path(path_type=Path) if kind is Path else kind
     if repeated:
         rest = None if needed else default

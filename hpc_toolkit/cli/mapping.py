@@ -15,7 +15,7 @@ from hpc_toolkit.cli.arguments import argument, check_out, value
 from hpc_toolkit.cli.gathering import OUT, write_rows
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.working import with_progress
-from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError, near_miss
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.queue.lists import Types
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.options import Option, Panels
@@ -168,15 +168,12 @@ def write_example(path: Path, example: str) -> list[str]:
     """Create a directory with an example, completely or not at all.
 
     Returns the commands to run there first, as its README.md shows them. Raises ConfigError for an
-    invalid name and an unknown example, and RunError if the directory exists or cannot be made.
+    invalid name, and RunError if the directory exists or cannot be made.
     """
     if not _NAME.fullmatch(path.name) or not str(path).isprintable():
         message = f"{str(path)!r} cannot be the name of a new directory"
         hint = "use letters, digits, '.', '_' and '-', and begin with a letter or a digit"
         raise ConfigError(message, hint=hint)
-    if example not in EXAMPLES:
-        message = f"there is no example {example!r}"
-        raise ConfigError(message, hint=near_miss(example, [*EXAMPLES]))
     exists = RunError(f"{path} exists", hint="use another name; only an empty directory is filled")
     source = resources.files("hpc_toolkit.rundir") / "data" / "examples" / example
     with files.new_directory(path, exists=exists) as staging:

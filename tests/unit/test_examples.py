@@ -53,23 +53,17 @@ UNSAFE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "example", "says", "hint"),
-    [
-        *((name, "list", "cannot be the name", "letters, digits") for name in UNSAFE),
-        ("first", "lists", "no example 'lists'", "did you mean 'list'?"),
-    ],
-)
-def test_a_name_that_is_unsafe_to_type_and_an_unknown_example_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, example: str, says: str, hint: str
+@pytest.mark.parametrize("name", UNSAFE)
+def test_a_name_that_is_unsafe_to_type_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(ConfigError, match=says) as caught:
-        write_example(Path(name), example)
+    with pytest.raises(ConfigError, match="cannot be the name") as caught:
+        write_example(Path(name), "list")
 
     assert caught.value.message.isprintable()
-    assert hint in caught.value.hint
+    assert "letters, digits" in caught.value.hint
     assert names(tmp_path) == []
 
 

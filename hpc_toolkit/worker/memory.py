@@ -24,10 +24,6 @@ _OF_A_GPU = re.compile(
 """First line of errors of torch, CUDA's libraries, RMM, JAX and accelerate, or a line of stderr."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    return out_of(error) != ""
-
-
 _cause = vars(BaseException)["__cause__"].__get__
 _members = vars(BaseExceptionGroup)["exceptions"].__get__
 
@@ -102,7 +98,7 @@ class Shrinking:
         """
         if index != self._index:
             self._index, self._tries = index, 0
-        while self._on_oom is not None and is_out_of_memory(error) and self._tries < TRIES:
+        while self._on_oom is not None and out_of(error) and self._tries < TRIES:
             self._tries += 1
             _free_frames(error)
             try:

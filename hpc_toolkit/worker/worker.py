@@ -274,7 +274,7 @@ class Worker:
             if self._host_watch.pause:
                 self._leave(self._host_watch.pause)
                 hint = "see 'hpctk status'; fix the cause, 'hpctk retry' and start workers again"
-                raise PausedError(self._host_watch.pause, hint=hint)
+                raise HpcToolkitError(self._host_watch.pause, hint=hint)
             if outcome is Outcome.STOPPED:
                 self._drain.request("no time for another item", 0.0)
             stops = self._drain.requested or self._host_watch.hold
@@ -387,7 +387,3 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
     finally:
         FORK_SERVER.stop()
         kept.let_go(None if worker is None else worker.probes)
-
-
-class PausedError(HpcToolkitError):
-    """The run paused itself because too many items failed."""

@@ -10,7 +10,7 @@ import pytest
 
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.worker.command import CommandWorkload
-from hpc_toolkit.worker.memory import Shrinking, is_out_of_memory, out_of
+from hpc_toolkit.worker.memory import Shrinking, out_of
 
 
 class OutOfMemoryError(RuntimeError):
@@ -85,7 +85,6 @@ class Asked:
 )
 def test_the_memory_that_ran_out_is_recognised(error: Exception, memory: str) -> None:
     assert out_of(error) == memory
-    assert is_out_of_memory(error) is bool(memory)
 
 
 WRONG = KeyError("batch")

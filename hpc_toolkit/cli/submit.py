@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.render.file import Header
     from hpc_toolkit.submit.submission import Submission
 
-_AFTER_EACH = "afterany"
 _MOST_JOBS = 1000
 
 
@@ -91,20 +90,13 @@ def submit(template: str | None, **given: Any) -> None:
     exclude_failed = given.pop("exclude_failed")
     refuse_run(template)
     note_overrides()
-    chain = given.get("dependency") == _AFTER_EACH
-    if chain:
-        given["dependency"] = None
-        if jobs == 1:
-            message = "--dependency afterany: no job is named"
-            hint = "write afterany:JOB, or add --jobs N for a chain of jobs"
-            raise ConfigError(message, hint=hint)
     make = _of_script if _is_script(template) else from_options
     found = make(template, given, force=force)
     if exclude_failed:
         found = without_failed_nodes(found)
     if jobs > 1 and found.array:
         raise ConfigError("--jobs and --array exclude each other", hint="leave one of them out")
-    submission = replace(found, copies=jobs, chain=chain)
+    submission = replace(found, copies=jobs)
     if jobs > 1 and submission.request is not None:
         from hpc_toolkit.slurm.render.directives import check_number
 
@@ -150,7 +142,7 @@ def _show_request(submission: Submission) -> None:
 
     if submission.request is None:
         return
-    ask = ask_of(*submission.request, jobs=submission.copies, chain=submission.chain)
+    ask = ask_of(*submission.request, jobs=submission.copies)
     lines, warnings = [asked_line(ask)], list[str]()
     run = submission.run
     if run is not None:
@@ -296,9 +288,8 @@ def _show(submission: Submission) -> None:
     from hpc_toolkit.slurm.client import SlurmError
     from hpc_toolkit.slurm.controller import sbatch_argv, start_estimate
 
-    for number in range(submission.copies):
-        words = submission.argv("<JOB>" if number else "")
-        print(f"would run: {shlex.join(words)}", file=sys.stderr)
+    for _ in range(submission.copies):
+        print(f"would run: {shlex.join(submission.argv())}", file=sys.stderr)
     print(f"in: {Path.cwd()}", file=sys.stderr)
     print(f"log: {submission.cwd / submission.log}", file=sys.stderr)
     sys.stdout.write(submission.text)

@@ -157,7 +157,7 @@ class Ask:
         return self.nodes // self.node.spans * self.node.workers
 
 
-def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = False) -> Ask:
+def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1) -> Ask:
     from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, site_of
     from hpc_toolkit.slurm.render.values import parse_array
 
@@ -168,7 +168,7 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1, chain: bool = F
     if full.exclusive is True:
         fitting = replace(fitting, whole_nodes=True)
     # Slurm starts jobs of one name one after another.
-    at_once = 1 if chain or "singleton" in (spec.dependency or "") else jobs
+    at_once = 1 if "singleton" in (spec.dependency or "") else jobs
     if spec.array is not None:
         array = parse_array(spec.array, "--array")
         jobs = len(array.indices)

@@ -128,10 +128,9 @@ def send(submission: Submission) -> Iterator[RunJob]:
     edited script is in the way; nothing more is submitted then.
     """
     _make_log_directory(submission)
-    before = ""
     for _ in range(submission.copies):
         try:
-            job = _send_one(submission, before)
+            job = _send_one(submission)
         except slurm.SlurmUnsureError:
             raise
         except slurm.SlurmError as error:
@@ -141,9 +140,8 @@ def send(submission: Submission) -> Iterator[RunJob]:
             names = ", ".join(submission.excluded)
             options = [one for one in submission.options if not one.startswith(_EXCLUDE)]
             submission = replace(submission, options=tuple(options), excluded=())
-            job = _send_one(submission, before)
+            job = _send_one(submission)
             note(f"{names} may be allocated after all; without: {error.message}")
-        before = job.job
         yield job
 
 
@@ -160,9 +158,9 @@ def _make_log_directory(submission: Submission) -> None:
         raise ConfigError(message, hint=hint) from error
 
 
-def _send_one(submission: Submission, before: str) -> RunJob:
+def _send_one(submission: Submission) -> RunJob:
     _write(submission)
-    argv = submission.argv(before)
+    argv = submission.argv()
     accepted = sbatch(argv, submission.text)
     job = RunJob(
         job=accepted.job,

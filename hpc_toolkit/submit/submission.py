@@ -52,8 +52,6 @@ class Submission:
     """Options of sbatch; they override the script's directives."""
     excluded: tuple[str, ...] = ()
     copies: int = 1
-    chain: bool = False
-    """Whether each job starts when the one before it has ended, however it ended."""
     notes: tuple[str, ...] = ()
     request: tuple[ScriptSpec, Cluster] | None = None
     """The request of the script, and the cluster; None for a script that is sent as it is."""
@@ -71,12 +69,11 @@ class Submission:
             return self.path
         return script_copy(self.records, self.name, self.text).absolute()
 
-    def argv(self, before: str = "") -> list[str]:
-        """The command that submits the next job, after job ``before``."""
-        chained = [f"--dependency=afterany:{before}"] if self.chain and before else []
+    def argv(self) -> list[str]:
+        """The command that submits a job."""
         # Otherwise SBATCH_JOB_NAME, or the name of the run's copy, would name the job. A job
         # whose name differs from the recorded one does not count as the run's own.
-        options = [f"--job-name={self.name}", *self.options, *chained]
+        options = [f"--job-name={self.name}", *self.options]
         return sbatch_argv(self.place, self.arguments, options=options)
 
 

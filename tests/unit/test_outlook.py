@@ -28,15 +28,18 @@ SITE = Cluster(
 )
 
 
-def ask(nodes: int, *, hours: float = 4, site: Cluster = SITE, **more: Any) -> Ask:
+def ask(
+    nodes: int, *, hours: float = 4, site: Cluster = SITE, jobs: int = 1, dependency: Any = None
+) -> Ask:
     spec = ScriptSpec(
         python="/usr/bin/python3",
         nodes=nodes,
         gpus_per_node=site.gpus_per_node or 0,
         ntasks_per_node=4,
         time=int(hours * 3600),
+        dependency=dependency,
     )
-    return ask_of(spec, site, **more)
+    return ask_of(spec, site, jobs=jobs)
 
 
 def measured(
@@ -90,8 +93,8 @@ def test_a_time_limit_that_is_too_short_is_named_with_one_that_is_enough(tmp_pat
 
     (short,) = left_lines(run, ask(3, hours=2))[1]
     (longest,) = left_lines(run, ask(3, hours=0.5))[1]
-    chain = left_lines(run, ask(3, hours=2, jobs=9, chain=True))[1]
-    chained = left_lines(run, ask(3, hours=0.5, jobs=99, chain=True))[1]
+    chain = left_lines(run, ask(3, hours=2, jobs=9, dependency="singleton"))[1]
+    chained = left_lines(run, ask(3, hours=0.5, jobs=99, dependency="singleton"))[1]
 
     assert short.startswith("02:00:00 is too short for all items; --time 0")
     assert longest.startswith("00:30:00 is probably too short for the longest item")

@@ -120,7 +120,7 @@ def test_a_run_that_others_could_change_is_refused(run: ToyRun, programs: Progra
         (("--job-name=a\nb",), "--job-name: "),
         (("--job-name=$(reboot)",), "--job-name: "),
         (("--job-name=--x",), "--job-name: "),
-        (("--dependency", "afterany"), "write afterany:JOB"),
+        (("--dependency", "afterany"), "write afterok:JOB"),
         (("array", "--array", "0-9", "--jobs", "2"), "--jobs and --array exclude each other"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Workloads of the tests of stages; imported by the executors of workers."""
+"""Workloads of the tests of stages and of items that follow each other, for executors."""
 
 from __future__ import annotations
 
@@ -51,3 +51,24 @@ def count(name: str, part: list[dict[str, Any]]) -> dict[str, Any]:
 
 def widen(seed: int) -> Any:
     return [{"seed": 7, "more": 1}, {"more": 2}] if seed == 0 else {"seed": 8}
+
+
+def plain(id: int) -> int:  # noqa: A002 - the key of the items
+    return id
+
+
+def total(id: str, results: dict[str, Any]) -> dict[str, Any]:  # noqa: A002
+    if id == "b" and Path("bad").exists():
+        raise ValueError("no such file")
+    rows = sum(one["rows"].sum() for one in results.values()) + 1
+    return {"rows": np.full(2000, rows), "path": f"{id} {sorted(results)}"}
+
+
+def whole(item: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.002)
+    assert "after" not in item
+    return {"depth": 1 + max((one["depth"] for one in item["results"].values()), default=0)}
+
+
+def ends(length: list[dict[str, Any]]) -> int:
+    return len(length)

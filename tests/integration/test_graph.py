@@ -77,7 +77,7 @@ def shuffled(count: int) -> list[dict[str, Any]]:
 def test_items_run_once_and_in_order_through_kills(
     items: list[dict[str, Any]], kills: int, hpctk: Hpctk
 ) -> None:
-    run = made(hpctk, items, "--workload", "graph_workloads:whole")
+    run = made(hpctk, items, "--workload", "stage_workloads:whole")
     for number in range(kills):
         work = hpctk.start("work", "run", "--workers", 4)
         wanted = (number + 1) * len(items) // (kills + 2)
@@ -102,7 +102,7 @@ def has_done(run: Run, least: int) -> bool:
 
 
 def test_a_function_gets_the_results_of_items_before_as_python_had_them(hpctk: Hpctk) -> None:
-    run = made(hpctk, DIAMOND, "--workload", "graph_workloads:total")
+    run = made(hpctk, DIAMOND, "--workload", "stage_workloads:total")
     assert hpctk("work", "run", "--workers", 2).code == 0
 
     rows = run.results()
@@ -117,7 +117,7 @@ def test_a_function_gets_the_results_of_items_before_as_python_had_them(hpctk: H
 def test_a_failed_item_skips_what_follows_until_it_is_retried(hpctk: Hpctk) -> None:
     Path("bad").touch()
     more = [*DIAMOND, {"id": "e", "after": ["d"]}]
-    run = made(hpctk, more, "--workload", "graph_workloads:total")
+    run = made(hpctk, more, "--workload", "stage_workloads:total")
     waits = hpctk("explain", "run", "--item", '"id": "d"').out
     assert waits.splitlines() == [
         '{"id": "d"}: waiting',
@@ -160,14 +160,14 @@ def test_a_stage_follows_items_that_follow_each_other(hpctk: Hpctk) -> None:
     write(DIAMOND)
     stages = """
         items = "items.jsonl"
-        workload = "graph_workloads:total"
+        workload = "stage_workloads:total"
         [stages.length]
         after = "graph"
         command = "python len.py {graph.path} {results}"
         [stages.end]
         after = "length"
         by = []
-        workload = "graph_workloads:ends"
+        workload = "stage_workloads:ends"
         """
     Path("len.py").write_text("import sys; print('{\"n\": %d}' % len(sys.argv[1]))")
     Path("stages.toml").write_text("[stages.graph]" + stages.replace("        ", ""))
@@ -194,7 +194,7 @@ DAMAGES = [
 
 
 def test_a_damaged_graph_is_named(hpctk: Hpctk) -> None:
-    run = made(hpctk, DIAMOND, "--workload", "graph_workloads:total")
+    run = made(hpctk, DIAMOND, "--workload", "stage_workloads:total")
     file = run.paths.stage("items").root / "graph.jsonl"
     data = file.read_bytes()
     for find, put in DAMAGES:
@@ -262,7 +262,7 @@ def test_nothing_can_be_added_to_such_a_list(hpctk: Hpctk) -> None:
 def test_what_follows_short_items_is_added_in_groups(hpctk: Hpctk) -> None:
     roots = [{"id": n} for n in range(200)]
     items = roots + [{"id": 200 + n, "after": [n]} for n in range(200)]
-    run = made(hpctk, items, "--workload", "graph_workloads:plain")
+    run = made(hpctk, items, "--workload", "stage_workloads:plain")
     assert hpctk("work", "run").code == 0
     check_order(run, items)
     assert len(run.view.stages["items"].log.segments) < 150

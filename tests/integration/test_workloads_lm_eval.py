@@ -20,7 +20,7 @@ from hpc_toolkit.science.workloads import lm_eval_tasks
 from hpc_toolkit.science.workloads.fetching import no_network_in_jobs
 from hpc_toolkit.science.workloads.lm_eval_tasks import LmEvalTasks
 from hpc_toolkit.science.workloads.text_tasks import evaluation_articles
-from tests.integration.blockednetwork import attempts_of, block_network
+from tests.documents import REPOSITORY
 from tests.integration.realrun import Hpctk
 
 torch = pytest.importorskip("torch")
@@ -379,6 +379,37 @@ def test_jobs_use_no_network_unless_they_are_told_to(
     no_network_in_jobs()
 
     assert os.environ.get("HF_HUB_OFFLINE") == wanted
+
+
+# Imported by every Python process, since it is on PYTHONPATH.
+REFUSE = """
+import os, sys
+
+def refuse(event, arguments):
+    address = arguments[1] if event == "socket.connect" else arguments[:2]
+    if event in ("socket.connect", "socket.getaddrinfo") and isinstance(address, tuple):
+        with open(os.environ["ATTEMPTS"], "a") as file:
+            file.write(f"{address}\\n")
+        raise OSError("the network is blocked")
+
+sys.addaudithook(refuse)
+"""
+
+
+def block_network(directory: Path) -> dict[str, str]:
+    """The environment of processes that import a module of ``directory`` that blocks them."""
+    (directory / "blocked").mkdir()
+    (directory / "blocked/sitecustomize.py").write_text(REFUSE)
+    return {
+        "PYTHONPATH": f"{directory}/blocked:{REPOSITORY}",
+        "ATTEMPTS": str(directory / "attempts"),
+    }
+
+
+def attempts_of(directory: Path) -> list[str]:
+    """The addresses that these processes tried to reach."""
+    path = directory / "attempts"
+    return path.read_text().splitlines() if path.exists() else []
 
 
 CAMPAIGN = """

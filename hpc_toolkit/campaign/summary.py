@@ -68,8 +68,6 @@ def search_so_far(view: RunView, campaign: Campaign) -> dict[str, Any]:
         "evaluations": sum(
             len(searched.rows.get(pull.arm, {}).keys() & set(pull.tasks or names)) for pull in pulls
         ),
-        "evaluations_asked": sum(len(pull.tasks or names) for pull in pulls),
-        "evaluations_budget": search.evaluations,
         "rounds": len(rounds),
         "best": None if best is None else asdict(searched.found(best.arm, best)),
         "ties": 0 if best is None else len(best.ties),

@@ -97,8 +97,6 @@ class Status(Record, kw_only=True):
     """Seconds from the start of the first attempt until now, or until the last attempt ended if the
     run is complete or no worker is alive. Before an attempt has ended: since the first worker
     started."""
-    worker_s: float = 0.0
-    """Seconds of life of all workers, added up."""
     silent_s: float = 0.0
     """Seconds since the last attempt ended, done or failed, or since the first living worker
     started; 0 without a living worker."""
@@ -228,7 +226,7 @@ def read_status(
         workers=workers,
         rate_per_s=round(rate_of(view, alive), 4),
         **_time_left(left),
-        **_spent(view, known.values(), ahead, clock.wall() if alive else 0.0),
+        elapsed_s=_elapsed_s(view, known.values(), ahead, clock.wall() if alive else 0.0),
         silent_s=0.0 if ahead or not since else max(0.0, round(clock.wall() - since, 1)),
         throughput={} if ahead else _throughput(view),
         complete=view.complete,
@@ -279,10 +277,8 @@ def _time_left(left: TimeLeft | None) -> dict[str, Any]:
     }
 
 
-def _spent(
-    view: RunView, known: Iterable[Presence], ahead: list[str], now: float
-) -> dict[str, Any]:
-    """Return the time that the run took, and that of all workers; ``now`` is 0 if none is alive.
+def _elapsed_s(view: RunView, known: Iterable[Presence], ahead: list[str], now: float) -> float:
+    """Return the time that the run took; ``now`` is 0 if no worker is alive.
 
     The times of hosts whose clocks are ``ahead`` are compared with no others.
     """
@@ -292,10 +288,7 @@ def _spent(
         began = min((start for host, start, _ in lives if host not in ahead), default=now)
         until = max((end for host, _, end in lives if host not in ahead), default=now)
     end = until if view.complete else max(now, until)
-    return {
-        "elapsed_s": round(max(0.0, end - began), 3),
-        "worker_s": round(sum(end - start for _, start, end in lives), 3),
-    }
+    return round(max(0.0, end - began), 3)
 
 
 def _throughput(view: RunView) -> dict[str, Any]:

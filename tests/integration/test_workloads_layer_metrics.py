@@ -197,8 +197,6 @@ def test_prompts_too_few_for_a_metric_are_refused_before_a_checkpoint_is_loaded(
         ({"max_batch_tokens": 0}, "max_batch_tokens: 0 is not"),
         ({"batch_size": 0}, "batch_size: 0 is not a positive integer"),
         ({"max_tokens": 1.5}, r"max_tokens: 1\.5 is not"),
-        ({"max_prompts": 0}, "max_prompts: 0 is not"),
-        ({"max_prompts": True}, "max_prompts: True is not"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:

@@ -92,7 +92,6 @@ class LayerMetrics(onepass.OfCheckpoints):
         self,
         *,
         prompts: str | Sequence[str],
-        max_prompts: int | None = None,
         max_tokens: int = 256,
         batch_size: int = 16,
         metrics: Sequence[str] | None = None,
@@ -103,7 +102,6 @@ class LayerMetrics(onepass.OfCheckpoints):
 
         Args:
             prompts: a list of texts, or the path of a file with one text per line.
-            max_prompts: use only this many prompts, from the first.
             metrics: names in `METRICS`; `STANDARD` by default. A metric of views costs a forward
                 pass over each view. ``module:name`` is a metric of the user's: a `Metric`, or a
                 function of the prompts' means, shape (prompts, features), that returns a number.
@@ -115,9 +113,6 @@ class LayerMetrics(onepass.OfCheckpoints):
         super().__init__(max_tokens=max_tokens, batch_size=batch_size, **options)
         self._metrics = require_metrics(STANDARD if metrics is None else metrics)
         self._prompts = prompts
-        if max_prompts is not None:
-            require_positive("max_prompts", max_prompts)
-        self._max_prompts = max_prompts
         self._views = self._require_views(views)
         self.forwards = 0
         """Number of forward passes over the prompts, or over a view of them, so far."""
@@ -183,7 +178,7 @@ class LayerMetrics(onepass.OfCheckpoints):
             where = self._prompts
         else:
             lines, where = list(self._prompts), "prompts"
-        prompts = [line for line in lines if line.strip()][: self._max_prompts]
+        prompts = [line for line in lines if line.strip()]
         if len(prompts) < 2:
             msg = f"{where}: {counted(len(prompts), 'prompt')}, at least 2 are needed"
             raise PermanentError(msg)

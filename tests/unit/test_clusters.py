@@ -74,6 +74,9 @@ def test_load_cluster_of_an_unknown_or_unprintable_name_is_refused() -> None:
     ("line", "key"),
     [
         *((f"nodes = {one}", "nodes") for one in ("0", "true", "99999999999999999999")),
+        *(("nodes = 1.5", "nodes"), ("price_per_node_hour = '2 USD'", "price_per_node_hour")),
+        *(("mem_style = 'none at all'", "mem_style"), ("binds = '/a'", "binds")),
+        *(("partitions = {name = 'a'}", "partitions"), ("facts = {a = {b = 'c'}}", "facts")),
         *(("gpus_per_node = '4'", "gpus_per_node"), ("gpu_request = 'gpu'", "gpu_request")),
         ('gpu_type = "l40s\\n#SBATCH --evil"', "gpu_type"),
         *(("mem_per_node = 480", "mem_per_node"), ("max_walltime = '90'", "max_walltime")),
@@ -119,6 +122,7 @@ def test_value_out_of_range_is_refused_with_file_and_key(line: str, key: str) ->
     ("line", "where", "near"),
     [
         ("gpu_per_node = 4", "unknown key 'gpu_per_node'", "gpus_per_node"),
+        ("identify = {host = 'x'}", "identify: unknown key", "hostname"),
         ("defaults = {tiem = '5'}", "defaults: unknown key", "time"),
         ("partitions = [{name='a', node=1}]", r"partitions\.a: unknown key", "nodes"),
     ],
@@ -159,15 +163,6 @@ GOOD = [
     "node_setup = ['cp /data/env.tar /tmp']",
 ]
 
-BAD = [
-    *("nods = 1", "nodes = 1.5", "nodes = true", "price_per_node_hour = '2 USD'"),
-    *("gpu_request = 'gpu'", "mem_style = 'none at all'", "mem_per_node = 480"),
-    *("checked = '19 January'", "verified = 'yes'", "partitions = [{nodes = 1}]"),
-    *("partitions = [{name = 'a', nods = 1}]", "partitions = {name = 'a'}"),
-    *("identify = {host = 'x'}", "binds = '/a'", "env = {A = 1}", "defaults = {tiem = '5'}"),
-    *("defaults = {cpus_per_task = '4'}", "facts = {a = {b = 'c'}}"),
-]
-
 
 def accepted_by_reader(text: str) -> bool:
     try:
@@ -186,11 +181,9 @@ def test_every_builtin_file_and_every_draft_is_valid() -> None:
     assert all(map(accepted_by_reader, texts))
 
 
-@pytest.mark.parametrize(
-    ("text", "accepted"), [*((one, True) for one in GOOD), *((one, False) for one in BAD)]
-)
-def test_the_reader_accepts_valid_values_alone(text: str, accepted: bool) -> None:
-    assert accepted_by_reader(text) is accepted
+@pytest.mark.parametrize("text", GOOD)
+def test_the_reader_accepts_valid_values(text: str) -> None:
+    assert accepted_by_reader(text)
 
 
 def test_every_key_has_a_description_for_the_reference() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -24,6 +25,8 @@ _WINDOW = 16
 _UNKNOWN = 1e9
 _SAMPLED = 0.05
 """Until this share of the units without groups is claimed, some are from elsewhere in the list."""
+_GOLDEN = 0.6180339887
+"""Multiples of the golden ratio, without their whole part, are spread evenly between 0 and 1."""
 _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 
@@ -96,6 +99,8 @@ class FreshUnits:
         self._numbers: dict[str, int] = {}
         self._next_group: str | None = None
         self._claims = 0
+        lone = random.Random(f"sample {seed}").random()
+        self._sample = rank * _GOLDEN if world_size > 1 else lone
 
     def add(self, units: Iterable[Unit], key_of: Callable[[Unit], str | None]) -> None:
         for unit in units:
@@ -161,7 +166,7 @@ class FreshUnits:
         index = 0 if self._own else self._random.randrange(min(_WINDOW, len(units)))
         # Items that were added later can wait.
         if self._is_sample() and units[0].entry == units[-1].entry:
-            index = self._random.randrange(len(units))
+            index = self._place(units)
         unit = units[index]
         del units[index]
         return unit
@@ -176,6 +181,13 @@ class FreshUnits:
         self._claims += 1
         claimed = self._added - len(self._own) - len(self._plain)
         return not in_order and max(number, claimed) < _SAMPLED * self._added
+
+    def _place(self, units: deque[Unit]) -> int:
+        """Return where in the list to claim a sample; the places of all workers lie far apart."""
+        first, last = units[0], units[-1]
+        self._sample += self._world_size * _GOLDEN
+        at = first.first + self._sample % 1.0 * (last.first + last.count - first.first)
+        return bisect_right(units, at, key=lambda unit: unit.first) - 1
 
     def _choose_group(
         self, loaded: str | None, weight_of: Callable[[str], float], kind_of: Callable[[Unit], int]

@@ -281,11 +281,15 @@ def fill(units, seconds=0):
 
 
 def test_an_item_that_takes_too_long_waits_for_a_worker_with_more_time(hpctk: Hpctk) -> None:
-    run = created(
-        hpctk,
-        *("--grid", "seconds=0,3", "--command", "sleep {seconds}"),
-        *("--timeout", "1s", "--retry", "on=timeout,time=x4,up_to=1h", "--max-attempts", 1),
-    )
+    text = """
+[stages.items]
+command = "sleep {seconds}"
+grid = { seconds = [0, 3] }
+timeout = "1s"
+retry = { on = "timeout", time = "x4", up_to = "1h" }
+max_attempts = 1
+"""
+    run = made(hpctk, text)
 
     assert hpctk("work", "run", "--deadline", "3s", "--grace", "1s").code == 75
     (unmet,) = run.status().unmet

@@ -22,7 +22,7 @@ from hpc_toolkit.system.terminal import printable
 if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
 
-_FILE = "File: .jsonl, .csv, .tsv, .txt, .json, .parquet or .gz; - is stdin."
+_FILE = "File: .jsonl, .csv, .tsv, .txt, .json, .yaml, .parquet or .gz; - is stdin."
 ITEMS = Option("items", _FILE, "FILE")
 FORMAT = Option("format", "Format of --items. [default: its suffix, else jsonl]", "FORMAT")
 SOURCES: Panels = {

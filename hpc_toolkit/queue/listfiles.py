@@ -1,4 +1,4 @@
-"""Files of items: JSON lines, JSON, CSV, TSV, lines of text and Parquet, plain or gzipped."""
+"""Files of items: JSON lines, JSON, CSV, TSV, lines of text, YAML and Parquet, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 from hpc_toolkit.errors import ConfigError, ItemsError
-from hpc_toolkit.queue.lists import fault, not_utf8, parse_items, parse_json, typed
+from hpc_toolkit.queue.lists import fault, not_utf8, parse_items, parse_json, read_float, typed
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.terminal import note
 
@@ -79,8 +80,11 @@ def _json(file: BinaryIO, source: str) -> list[Item]:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         message = f"{source}{line}: {fault(error)}"
         raise ItemsError(message, hint="a .json file is one array of objects") from error
+    return _objects(found, source, "write [{...}, {...}]; a .jsonl file has one object per line")
+
+
+def _objects(found: Any, source: str, hint: str) -> list[Item]:
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        hint = "write [{...}, {...}]; a .jsonl file has one object per line"
         raise ItemsError(f"{source}: not an array of objects", hint=hint)
     return found
 
@@ -188,6 +192,52 @@ def _plain(value: Any) -> Any:
     return value if kept else value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
+def _yaml_loader(source: str) -> Any:
+    import yaml
+
+    def refuse(node: Any, wrong: str) -> NoReturn:
+        where = f"{source}, line {node.start_mark.line + 1}"
+        raise ItemsError(f"{where}: {node.value} {wrong}", hint="change or remove it")
+
+    class Loader(yaml.SafeLoader):
+        """Reads values as JSON does: 010, 1:30, yes and dates stay text."""
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            found, seen = super().compose_mapping_node(anchor), set()
+            for key, _ in found.value:
+                if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                    refuse(key, "is a key of the same mapping twice")
+                seen.add((key.tag, str(key.value)))
+            return found
+
+    def number(_: Any, node: Any) -> Any:
+        if node.value.lower().lstrip("+-") in (".inf", ".nan"):
+            refuse(node, "is not JSON, but null is")
+        with suppress(ValueError):  # 1:30.5 is in base 60
+            return read_float(node.value)
+        return node.value
+
+    for kind in ("int", "bool", "timestamp"):
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", lambda _, node: typed([node.value])[0])
+    Loader.add_constructor("tag:yaml.org,2002:float", number)
+    return Loader
+
+
+def _yaml(file: BinaryIO, source: str) -> list[Item]:
+    try:
+        import yaml
+    except ImportError as error:
+        message = "reading YAML needs PyYAML, which is not installed"
+        raise ConfigError(message, hint=how_to_add("pyyaml")) from error
+
+    try:
+        found = yaml.load(_text(file.read(), source), _yaml_loader(source))  # noqa: S506 - safe
+    except (yaml.YAMLError, RecursionError) as error:
+        message = f"{source}: not YAML: {error}"
+        raise ItemsError(message, hint="write a list of mappings: - seed: 1") from error
+    return _objects([] if found is None else found, source, "write a list of mappings: - seed: 1")
+
+
 _READERS: dict[str, Callable[[BinaryIO, str], Iterable[Item]]] = {
     "csv": _csv,
     "tsv": lambda file, source: _csv(file, source, "\t"),
@@ -195,6 +245,8 @@ _READERS: dict[str, Callable[[BinaryIO, str], Iterable[Item]]] = {
     **dict.fromkeys(("jsonl", "ndjson"), lambda file, source: parse_items(file, source=source)),
     "json": _json,
     "parquet": _parquet,
+    "yaml": _yaml,
+    "yml": _yaml,
     COMMANDS: _commands,
 }
 FORMATS = ", ".join(list(_READERS)[:-1])

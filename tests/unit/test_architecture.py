@@ -53,6 +53,7 @@ FENCES: dict[str, set[str]] = {
     },
     "pyarrow": {"queue.listfiles", "results.tables"},
     "cloudpickle": {"rundir.pickles"},
+    "yaml": {"queue.listfiles"},
     "optuna": {"study"},
     "filelock": {"lab", "planning.simulation"},
     "jinja2": {"slurm.render"},

@@ -93,12 +93,15 @@ def test_a_list_that_cannot_be_meant_is_refused(make: Any, message: str) -> None
         ("l.CSV", 'x;y\n1;a, b\n2.5;"007"'),
         ("l.csv.gz", "x\ty\n1\ta, b\n2.5\t007\n"),
         ("l.tsv", 'x\ty\r1\t"a, b"\r2.5\t007'),
+        ("l.yaml", "- x: 1\n  y: a, b\n- {x: 2.5, y: 007}\n"),
         ("l.json", '[{"x": 1, "y": "a, b"},\n {"x": 2.5, "y": "007"}]'),
         ("l.jsonl", '{"x": 1, "y": "a, b"}\n\n{"x": 2.5, "y": "007"}\n'),
         ("list", '{"x": 1, "y": "a, b"}\n{"x": 2.5, "y": "007"}\n'),
     ],
 )
 def test_a_list_is_read_by_the_suffix_of_its_file(tmp_path: Path, name: str, text: str) -> None:
+    if name.endswith(".yaml"):
+        pytest.importorskip("yaml")
     content = text.encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
 
@@ -147,6 +150,8 @@ def test_a_list_in_parquet_has_dates_as_text_and_no_missing_values(tmp_path: Pat
         ("l.jsonl", b'{"x": 1}\n{"x": "\xe9"}', "line 2: not UTF-8 but maybe LATIN1"),
         ("l.jsonl", '{"x": 1}\n{"x": 2}'.encode("utf-16"), "line 2: not UTF-8 but maybe UTF-16"),
         ("l.csv.gz", gzip.compress(b"x\n1\n", mtime=0)[:-4], ": damaged gzip data"),
+        ("l.yaml", b"x: [1", ": not YAML"),
+        ("l.yaml", b"x: 1", ": not an array of objects"),
         ("l.dat", b"x", ": unknown format 'dat'"),
         ("l.json", b'[{"x": 1},\n{"x" 2}]', "line 2: not JSON: Expecting ':' delimiter"),
         ("l.json", b'{"x": 1}\n{"x": 2}', "line 2: not JSON: Extra data"),
@@ -155,6 +160,13 @@ def test_a_list_in_parquet_has_dates_as_text_and_no_missing_values(tmp_path: Pat
         ("l.json", b'[{"x": 1, "x": 2.50}]', ": it has the key 'x' 2 times: [1, 2.5]"),
         ("l.jsonl", b'{"x": 1}\n{"x" :1,"x":2}', "line 2: it has the key 'x' 2 times: [1, 2]"),
         ("l.jsonl", b'{"y": {"x" :1,"x":2}}', "line 1: it has the key 'x' 2 times: [1, 2]"),
+        (
+            "l.yaml",
+            b"- x: 1\n  y: {z: 1,\n    z: 2}",
+            "line 3: z is a key of the same mapping twice",
+        ),
+        ("l.yaml", b"- x: 1\n- x: -.Inf", "line 2: -.Inf is not JSON, but null is"),
+        ("l.yaml", b"- x: [.nan]", "line 1: .nan is not JSON, but null is"),
     ],
 )
 def test_a_damaged_list_is_refused_with_its_line(

@@ -275,6 +275,8 @@ def _parameter(option: Option, panel: str, param: str = "", **settings: Any) -> 
         "show_envvar": option.variable is not None,
         "shell_complete": _completion(option.complete),
     }
+    if settings.get("required"):
+        del own["default"]  # None would be a value
     names = filter(None, (param or option.name.partition("/")[0], option.short, long))
     return PlainOption(*names, panel=panel, **own | settings)
 

@@ -120,6 +120,40 @@ def test_help_all_shows_what_the_help_leaves_out(name: str) -> None:
     assert [one for one in (*spelled, *subcommands) if one not in everything] == []
 
 
+NEEDED = [
+    (name, param.opts[0])
+    for name, command in COMMANDS.items()
+    for param in command.params
+    if param.param_type_name == "option" and param.required
+]
+CHOICES = [
+    (name, param.opts[0])
+    for name, command in COMMANDS.items()
+    for param in command.params
+    if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)+", param.metavar or "")
+]
+
+
+@pytest.mark.parametrize(("name", "option"), NEEDED)
+def test_a_command_without_an_option_that_it_needs_says_so(name: str, option: str) -> None:
+    others = [word for one, needed in NEEDED if one == name and needed != option
+              for word in (needed, "1")]  # fmt: skip
+    arguments = ["1" for param in COMMANDS[name].params if param.param_type_name == "argument"]
+
+    ended = CliRunner().invoke(ROOT, [*name.split(), *others, *arguments])
+
+    assert ended.exit_code == 2
+    assert f"Missing option '{option}'" in ended.output
+
+
+@pytest.mark.parametrize(("name", "option"), CHOICES)
+def test_a_word_that_is_no_choice_of_an_option_is_refused(name: str, option: str) -> None:
+    ended = CliRunner().invoke(ROOT, [*name.split(), option, "nonsense"])
+
+    assert ended.exit_code == 2
+    assert "'nonsense' is not one of " in ended.output
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -87,7 +87,10 @@ class Run:
         no_retry: str | None = None,
         max_failures: str | None = None,
         items_per_claim: int | None = None,
+        kill_after_s: float | None = None,
         max_items_per_process: int | None = None,
+        recycle_at_mib: int | None = None,
+        log_limit_mib: int | None = None,
         needs: Mapping[str, Any] | None = None,
         retry: Mapping[str, Any] | None = None,
         open_end: bool = False,
@@ -114,7 +117,10 @@ class Run:
                 ``timeout``, or names of exceptions such as ``ValueError`` with its subclasses.
             max_failures: pause the run if more items than this fail, ``N`` or ``P%``.
             items_per_claim: items that a worker claims at once; by default fewer towards the end.
+            kill_after_s: seconds from SIGTERM to SIGKILL at a timeout; by default 5 for a command.
             max_items_per_process: items after which a fresh process runs the next ones.
+            recycle_at_mib: resident MiB of the process after which a fresh one runs the next items.
+            log_limit_mib: MiB of a worker's log above which its oldest output is removed.
             needs: what a worker must have, such as ``{"gpus": 1, "memory": "40G"}``.
             retry: more of it after a failure: ``{"on": "oom", "memory": "x2", "up_to": "200G"}``.
             open_end: leave the run open for more items; otherwise it is sealed.
@@ -141,7 +147,10 @@ class Run:
             no_retry=no_retry,
             max_failures=max_failures,
             items_per_claim=items_per_claim,
+            kill_after_s=kill_after_s,
             max_items_per_process=max_items_per_process,
+            recycle_at_mib=recycle_at_mib,
+            log_limit_mib=log_limit_mib,
             needs=needs,
             retry=retry,
         )

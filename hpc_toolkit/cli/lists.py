@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from hpc_toolkit.queue import lists
 from hpc_toolkit.queue.listfiles import COMMANDS, each_item, parse_file
 from hpc_toolkit.system import tomltable as t
 from hpc_toolkit.system.options import Option, Panels, many, only_given, spelled
-from hpc_toolkit.system.quantities import parse_duration
+from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -48,10 +49,13 @@ SETTINGS: Panels = {
         Option("max_attempts", "Attempts before an item counts as failed. [default: 3]", "N"),
         Option("timeout", "Time limit of one item, e.g. 90s or 5min.", "DURATION"),
         Option("no_retry", "Do not retry timeout, or e.g. ValueError,KeyError.", "NAMES"),
+        Option("kill_after", "SIGTERM to SIGKILL at a timeout. [default: 5s]", "DURATION"),
         Option("items_per_claim", "Items that a worker claims at once.", "N"),
         Option("max_items_per_process", "Start a fresh process after N items.", "N"),
+        Option("recycle_at", "Start a fresh process above this memory, e.g. 20G.", "SIZE"),
         Option("needs", "What a worker must have, e.g. gpus=1,memory=40G.", "NAME=VALUE,..."),
         Option("retry", "More after a failure: on=oom,memory=x2,up_to=200G.", "NAME=VALUE,..."),
+        Option("log_limit", "Remove the oldest output of a worker above this.", "SIZE"),
         Option("max_failures", "Pause when more items have failed.", "N|P%", hidden=True),
     )
 }
@@ -253,6 +257,9 @@ def _retry(given: Any, *, where: str) -> dict[str, Any]:
 
 _QUANTITIES: dict[str, tuple[str, Callable[..., Any]]] = {
     "timeout": ("timeout_s", parse_duration),
+    "kill_after": ("kill_after_s", partial(parse_duration, zero=True)),
+    "recycle_at": ("recycle_at_mib", parse_size_mib),
+    "log_limit": ("log_limit_mib", parse_size_mib),
     "needs": ("needs", _needs),
     "retry": ("retry", _retry),
 }

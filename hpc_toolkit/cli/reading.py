@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -26,7 +27,7 @@ from hpc_toolkit.rundir.journal import read_span
 from hpc_toolkit.rundir.layout import RunPaths, find_run, shown_item
 from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.quantities import counted, format_duration
-from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
@@ -148,9 +149,18 @@ class _LogPart(NamedTuple):
     end: int | None = None
 
     def read(self) -> bytes:
+        """The output; what ``--log-limit`` removed of it is a hole in the file."""
         with self.path.open("rb") as file:
             end = os.fstat(file.fileno()).st_size if self.end is None else self.end
-            return read_span(file.fileno(), self.start, end)
+            try:
+                start = min(end, os.lseek(file.fileno(), self.start, os.SEEK_DATA))
+            except OSError as error:
+                start = end if error.errno == errno.ENXIO else self.start
+            data = read_span(file.fileno(), start, end)
+        if start > self.start and end > self.start:
+            note("older output was removed by --log-limit")
+            data = data.lstrip(b"\0")  # a hole ends within a block of the filesystem
+        return data
 
 
 def _chosen_logs(

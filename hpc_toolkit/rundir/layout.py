@@ -163,8 +163,14 @@ class StageSpec(Record, kw_only=True):
     """Pause when more items than this failed: a count, or ``N%`` of all; None: the default rule."""
     items_per_claim: int | None = None
     """Items of each unit; None: units get smaller towards the end of the list."""
+    kill_after_s: float | None = None
+    """Seconds between SIGTERM and SIGKILL at a timeout; None: 5 for a command, 0 for a function."""
     max_items_per_process: int | None = None
     """Items after which a fresh process runs the next ones; None: no limit."""
+    recycle_at_mib: int | None = None
+    """Resident MiB of that process after which a fresh one runs the next items; None: no limit."""
+    log_limit_mib: int | None = None
+    """MiB of a worker's log above which its oldest output is removed; None: no limit."""
     after: tuple[str, ...] = ()
     """Earlier stages whose results make this stage's items; (): its items are given."""
     by: tuple[str, ...] | None = None
@@ -249,7 +255,10 @@ class Manifest(Record, kw_only=True):
 
 
 _RARE: dict[str, tuple[type, ...]] = {
+    "kill_after_s": (int, float),
     "max_items_per_process": (int,),
+    "recycle_at_mib": (int,),
+    "log_limit_mib": (int,),
     "needs": (dict,),
     "retry": (dict,),
     "priority": (int,),

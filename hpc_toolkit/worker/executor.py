@@ -32,7 +32,7 @@ from hpc_toolkit.system.processes import STOP_SIGNALS, keep_descriptors
 from hpc_toolkit.system.ranks import environment_of_items
 from hpc_toolkit.worker import attempts
 from hpc_toolkit.worker.loading import Prefetch, Workload, load_workload
-from hpc_toolkit.worker.memory import Shrinking
+from hpc_toolkit.worker.memory import Shrinking, resident_bytes
 
 if TYPE_CHECKING:
     from hpc_toolkit.worker.command import CommandWorkload
@@ -141,7 +141,7 @@ class _Child:
     _workload: Workload
     _items: list[dict[str, Any]]
     _report: attempts.Report
-    _most: float  # items of one process
+    _most: float  # items of one process; _least: before it can be replaced; _recycle_at: bytes
 
     def __init__(self, stages: dict[str, StageSpec], stop: mmap.mmap) -> None:
         self._stages = stages
@@ -192,6 +192,8 @@ class _Child:
         self._report = report = attempts.Report(request, self._send, self._stop, self._log)
         report.keeps_exceptions = getattr(self._workload, "keeps_exceptions", False) is True
         self._most = spec.max_items_per_process or math.inf
+        self._recycle_at = math.inf if spec.recycle_at_mib is None else spec.recycle_at_mib << 20
+        self._least = self._most if spec.recycle_at_mib is None else 1
         # After the groups of the request comes the one that the worker intends to claim next.
         following = json.loads(request.get("next_group", "null"))
         groups = list(_groups(self._items, spec.group_by))
@@ -219,8 +221,10 @@ class _Child:
 
     @property
     def _is_worn(self) -> bool:
-        """Whether a fresh process must run the next item."""
-        return self._begun >= self._most
+        """Whether a fresh process must run the next item; a process runs at least one."""
+        if self._begun < self._least:
+            return False
+        return self._begun >= self._most or resident_bytes() > self._recycle_at
 
     def _workload_of(self, spec: StageSpec) -> Workload:
         if spec.name not in self._workloads:
@@ -317,7 +321,7 @@ class _Child:
         for item in self._items[self._report.index : span.stop]:
             if _forked:
                 self._leave_if_forked()
-            if self._report.over or self._is_worn:
+            if self._report.over or (self._begun >= self._least and self._is_worn):
                 return
             if not self._taken:
                 attempts.WORLD.keep()

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.rundir.layout import StageSpec
 from hpc_toolkit.system import processes
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _PID, _STATUS = 4, 8
 """Offsets in the shared memory; its first byte belongs to the executor."""
 _LIFE = 3
 _LOOK_S = 0.05
+_COMMAND_GRACE_S = 5.0
 _PATIENCE_S = 5.0
 """A process that does not end by SIGKILL, because its filesystem hangs, must not stop a worker."""
 
@@ -146,3 +148,10 @@ def _reap(child: int, statuses: list[int]) -> bool:
                 statuses.append(ended[1])
         return True
     return False
+
+
+def kill_after(spec: StageSpec) -> float:
+    """Seconds from SIGTERM to SIGKILL for an item whose time is up."""
+    if spec.kill_after_s is not None:
+        return spec.kill_after_s
+    return _COMMAND_GRACE_S if spec.workload.command is not None else 0.0

@@ -176,7 +176,7 @@ def check_stage(stage: layout.StageSpec) -> None:
 
 
 def _check_limits(stage: layout.StageSpec) -> None:
-    for name in ("max_attempts", "max_items_per_process"):
+    for name in ("max_attempts", "max_items_per_process", "recycle_at_mib", "log_limit_mib"):
         if (least := getattr(stage, name)) is not None and least < 1:
             raise ConfigError(f"{name} must be at least 1, got {least}")
     if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
@@ -187,6 +187,9 @@ def _check_limits(stage: layout.StageSpec) -> None:
     if stage.items_per_claim is not None and not 1 <= stage.items_per_claim <= MAX_UNIT:
         message = f"items_per_claim must be 1 to {MAX_UNIT}, got {stage.items_per_claim}"
         raise ConfigError(message, hint="long items: 1; leave it out for items of seconds")
+    if stage.kill_after_s is not None and not 0 <= stage.kill_after_s < float("inf"):
+        message = f"kill_after must be a number of seconds from 0, got {stage.kill_after_s:g}"
+        raise ConfigError(message)
     if stage.max_failures is not None:
         parse_max_failures(stage.max_failures)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import re
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 _UPDATE_S = 1.0
 _CLAIM_S = 10.0
 """At most one unit in this many seconds is shown to other hosts before a heartbeat is due."""
+_PUNCH_HOLE = 0x01 | 0x02  # with FALLOC_FL_KEEP_SIZE, of fallocate(2)
+_BLOCK = 1 << 12
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 
 
 def new_name(prefix: str = "") -> str:
@@ -114,12 +120,15 @@ class Membership:
         rank: RankInfo,
         clock: Clock,
         lease_s: float,
+        log_limit: float = math.inf,
         *,
         name: str,
         pool: int = 0,
         has: dict[str, Any] | None = None,
     ) -> None:
-        """``name``: one that no worker had (:func:`new_name`). ``pool``: as in
+        """``log_limit``: bytes of the worker's log above which its oldest output is removed.
+
+        ``name``: one that no worker had (:func:`new_name`). ``pool``: as in
         :class:`hpc_toolkit.worker.worker.WorkerOptions`; ``has``: what others see that it has for
         stages with needs. Raises OSError: the name must not be tried again.
         """
@@ -146,7 +155,8 @@ class Membership:
             self._file = PresenceFile(paths.worker(self.name), here, local=self.local)
             self.journal = JournalWriter(paths.journal(self.name))
             # If an executor failed to create its log, it would die and its item become a suspect.
-            os.close(files.open_or_create(paths.worker_log(self.name), os.O_WRONLY))
+            self._log, self._log_limit, self._removed = paths.worker_log(self.name), log_limit, 0
+            os.close(files.open_or_create(self._log, os.O_WRONLY))
             for directory in (paths.workers, paths.journals):
                 files.sync_directory(directory)
             self._beat_at = self._update_at = clock.monotonic()
@@ -203,6 +213,20 @@ class Membership:
             interval_s=interval_s,
             state=DRAINING if drain.requested else shown.state,
         )
+
+    def trim_log(self) -> None:
+        """Free the space of the log's oldest output. The file's size and all offsets in it stay."""
+        if self._log_limit == math.inf:
+            return
+        with suppress(OSError), self._log.open("r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size - self._removed <= self._log_limit:
+                return
+            self._removed = (size - int(self._log_limit) // 2) // _BLOCK * _BLOCK
+            if _fallocate(file.fileno(), _PUNCH_HOLE, 0, self._removed):
+                self._log_limit = math.inf
+                why = os.strerror(ctypes.get_errno())
+                sys.stderr.write(f"warning: {self._log} keeps all output: {why}\n")
 
     def finish(self, counts: Counts, reason: str) -> None:
         """Sync the journal, and report that the worker has exited; do what the disk allows."""

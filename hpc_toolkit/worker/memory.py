@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
@@ -22,6 +23,12 @@ _OF_A_GPU = re.compile(
     re.IGNORECASE,
 )
 """First line of errors of torch, CUDA's libraries, RMM, JAX and accelerate, or a line of stderr."""
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is resident (proc(5), statm), in bytes."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 _cause = vars(BaseException)["__cause__"].__get__

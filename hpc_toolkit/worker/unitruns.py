@@ -16,6 +16,7 @@ from hpc_toolkit.rundir.journal import ValueFile
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker import attempts as wire
+from hpc_toolkit.worker.guard import kill_after
 from hpc_toolkit.worker.membership import Counts
 from hpc_toolkit.worker.starting import Executor
 from hpc_toolkit.worker.unitlines import (
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 _SYNC_S = 0.5
 _TICK_S = 1.0
 _STOPPING_S = 0.1
-_COMMAND_GRACE_S = 5.0
-"""Seconds from SIGTERM to SIGKILL for a command whose time is up."""
 _BATCH_S = 0.002
 _FEW = 8
 """The last items of a unit, whose results are not left to accumulate."""
@@ -297,8 +296,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
             if self.drain.interrupts:
                 return self._end(executor, stream, "aborted")
             if limit is not None and not stream.loading and now - stream.since > limit:
-                is_command = assignment.stage.spec.workload.command is not None
-                return self._time_out(executor, stream, _COMMAND_GRACE_S if is_command else 0.0)
+                return self._time_out(executor, stream, kill_after(assignment.stage.spec))
             if stream.index - before > 1 and len(stream.positions) - stream.index > _FEW:
                 # Many quick results: let them accumulate instead of waking up for each.
                 select.select([], [], [], _BATCH_S)

@@ -100,10 +100,12 @@ class Worker:
         self._options, self._clock, self._kept = options, clock, kept
         rank = options.rank or RankInfo.from_environ()
         proof, lease_s = _believed(paths, options.lease_s)
+        limits = [stage.log_limit_mib for stage in manifest.stages]
+        limit = max((mib << 20 if mib else math.inf for mib in limits), default=math.inf)
         self._has = _resources(manifest, options, rank, clock)
         self._member = own = kept.join(
             lambda name: Membership(
-                paths, rank, clock, lease_s, name=name, pool=options.pool, has=self._has
+                paths, rank, clock, lease_s, limit, name=name, pool=options.pool, has=self._has
             )
         )
         self.name = own.name
@@ -323,6 +325,7 @@ class Worker:
             self._drain.request(self._host_watch.reason, 0.0)
         who = {"node": self._node.watches_for, "workers": self._pacing.watchers}
         self._member.beat_if_due(counts, self._drain, claim=self._claim, **who)
+        self._member.trim_log()
         requests = watch_if_due(self._node, self._picker, self._pacing, self._control)
         if requests is None:
             return

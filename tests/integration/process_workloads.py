@@ -154,6 +154,7 @@ def start_and_leave(item: Item) -> Item:
 
 
 _poisoned = False
+_kept: list[bytes] = []
 
 
 def poison(item: Item) -> Item:
@@ -173,7 +174,8 @@ def always_fail(item: Item) -> Item:
     raise ValueError(os.getpid())
 
 
-def own_pid(item: Item) -> Item:
+def leak(item: Item) -> Item:
+    _kept.append(b"x" * (item["mib"] << 20))
     return {"pid": os.getpid()}
 
 

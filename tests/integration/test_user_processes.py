@@ -127,9 +127,9 @@ def test_command_whose_time_is_up_has_time_for_its_trap_and_still_failed(
     assert next(run.paths.logs.glob("*")).read_text().count("saved") == 1
 
 
-def test_command_that_ignores_sigterm_is_killed(hpctk: Hpctk) -> None:
-    words = ("--count", 1, "--command", "trap '' TERM; sleep 3600 & wait; true {index}")
-    limits = ("--timeout", "300ms", "--max-attempts", 1)
+def test_command_that_ignores_sigterm_is_killed_after_kill_after(hpctk: Hpctk) -> None:
+    words = ("--count", 3, "--command", "trap '' TERM; sleep 3600 & wait; true {index}")
+    limits = ("--timeout", "300ms", "--kill-after", "0.2s", "--max-attempts", 1)
     assert hpctk("init", "run", *words, *limits).code == 0
 
     assert hpctk("work", "run", "--workers", 1).code == 0
@@ -163,12 +163,20 @@ def test_each_retry_after_a_failure_runs_in_a_fresh_process(
     assert len({line["error"] for line in retries}) == len(retries)
 
 
-def test_max_items_per_process_starts_a_fresh_process(hpctk: Hpctk) -> None:
-    run = worked(hpctk, "own_pid", [{}] * 7, max_items_per_process=3)
+def test_max_items_per_process_and_recycle_at_start_a_fresh_process(hpctk: Hpctk) -> None:
+    many = make(hpctk, "leak", [{"mib": 0}] * 7, name="many", max_items_per_process=3)
+    large = make(hpctk, "leak", [{"mib": 64}] * 6, name="large", recycle_at_mib=150)
 
-    assert sorted(Counter(row["value"]["pid"] for row in run.results()).values()) == [1, 3, 3]
-    assert not journal_lines(run, "death")
-    assert {row["attempts"] for row in run.results()} == {1}
+    for name in ("many", "large"):
+        assert hpctk("work", name, "--workers", 1).code == 0
+
+    def runs(run: Run) -> list[int]:
+        return sorted(Counter(row["value"]["pid"] for row in run.results()).values())
+
+    assert runs(many) == [1, 3, 3]
+    assert 2 <= len(runs(large)) <= 6
+    assert not journal_lines(many, "death")
+    assert {row["attempts"] for row in many.results()} == {1}
 
 
 def test_function_whose_child_slurm_ended_is_charged_nothing(hpctk: Hpctk) -> None:
@@ -217,3 +225,23 @@ def test_items_that_start_processes_come_out_once_through_kills_and_leave_none(
     assert [row["value"] for row in rows.values()] == [{"id": number} for number in range(count)]
     assert {row["state"] for row in rows.values()} == {"done"}
     assert len(rows) == count
+
+
+def test_log_limit_frees_the_oldest_output_and_finds_what_is_left(hpctk: Hpctk) -> None:
+    words = ("--count", 12, "--command", "head -c 1048576 /dev/zero | tr '\\0' x; echo end {index}")
+    assert hpctk("init", "run", *words, "--log-limit", "3M", "--items-per-claim", 1).code == 0
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    (log,) = Run.open("run").paths.logs.glob("*.log")
+    assert log.stat().st_size > 12 << 20
+    assert log.stat().st_blocks * 512 < 6 << 20
+    places = {line["item"]: line["log"][0] for line in journal_lines(Run.open("run"), "done")}
+    newest, oldest = max(places, key=places.__getitem__), min(places, key=places.__getitem__)
+    last, first = hpctk("logs", "run", "--item", newest), hpctk("logs", "run", "--item", oldest)
+    assert len(last.out) > 1 << 20
+    assert last.out.endswith(f"end {newest}\n")
+    assert (first.out, "older output was removed" in first.err) == ("", True)
+    whole = hpctk("logs", "run")
+    assert whole.out.startswith("x")
+    assert whole.out.endswith(f"end {newest}\n")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, Panels, flag, many
 from hpc_toolkit.system.quantities import counted, format_duration, parse_duration, parse_size
-from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.system.ranks import RankInfo, other_hosts, other_job
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note, printable
 
@@ -164,7 +164,11 @@ def _work(
 
 
 def unused(workers: int | None, environ: Mapping[str, str]) -> str:
-    """Return a warning about tasks of the job without workers; outside a step."""
+    """Return a warning about hosts or tasks of the job without workers; outside a step."""
+    hosts, starter = other_hosts(environ)
+    if hosts > 1:
+        here = f"this job has {hosts} hosts; these workers start on this one only"
+        return f"{here}; '{starter} hpctk work' uses all"
     tasks, nodes = environ.get("SLURM_NTASKS", "1"), environ.get("SLURM_JOB_NUM_NODES", "1")
     if (tasks, nodes) == ("1", "1") or (workers and nodes == "1"):
         return ""
@@ -281,7 +285,12 @@ def _deadline(given: str | None) -> float | None:
     end = os.environ.get("SLURM_JOB_END_TIME") or os.environ.get("HPCTK_DEADLINE")
     text, margin = (given[1:], 0.0) if given is not None else (end, _LEAVE_BEFORE_END_S)
     if text is None:
-        return None
+        if other_job(os.environ) is None:
+            return None
+        from hpc_toolkit.system.ranks import job_end
+
+        found = job_end()
+        return found - margin if found is not None else None
     try:
         found = float(text)
     except ValueError:

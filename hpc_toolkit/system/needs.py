@@ -40,9 +40,6 @@ _RETRIES = {
     TIMEOUT: "such as on = 'timeout', time = 'x2', up_to = '8h'",
 }
 
-_ANSWER_S = 20.0
-"""Seconds to wait for nvidia-smi."""
-
 Amounts = dict[str, Any]
 """nodes, gpus, cpus and other names: numbers; memory, gpu_memory: bytes; time: seconds; features: a
 list of names."""
@@ -243,14 +240,11 @@ def own_resources(place: Place, given: Mapping[str, Any], ranks: int = 1) -> Amo
 
 
 def _gpu_memory(gpus: list[str]) -> int:
-    import subprocess  # most workers have no need for it
+    from hpc_toolkit.system.ranks import answer
 
-    query = ("--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", ",".join(gpus))
-    try:
-        sizes = subprocess.check_output(["nvidia-smi", *query], timeout=_ANSWER_S).split()
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return min(map(int, filter(bytes.isdigit, sizes)), default=0) << 20
+    query = ("--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    lines = answer("nvidia-smi", *query, "-i", ",".join(gpus)).split()
+    return min((int(one) for one in lines if one.isdigit()), default=0) << 20
 
 
 def lacking(

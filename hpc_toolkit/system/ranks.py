@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.system.record import Record, replace
 
 _LONGEST_NAME = 386
@@ -85,6 +89,11 @@ class RankInfo(Record, kw_only=True):
         )
 
 
+_TIME = r"(?:\d+[-:])*\d+"
+_PATIENCE_S = 20.0
+"""Seconds to wait for the answer of a scheduler's command."""
+
+
 class LauncherNames(Record):
     """The variables of one launcher: rank and size in the job and on the node."""
 
@@ -118,14 +127,18 @@ class Scheduler(Record):
     element: str
     """The element of an array; 0, "undefined" or unset for other jobs."""
     title: str
+    hosts: str
+    """A file with a host at the start of each line, or words of hosts and their slots."""
+    starter: str = "mpiexec"
+    """What starts one process per slot on all hosts."""
     ranks: tuple[LauncherNames, ...] = _MPI
 
 
 SCHEDULERS = (
-    Scheduler("pbs", "PBS_JOBID", "PBS_JOBID", "", "PBS_JOBNAME"),
-    Scheduler("lsf", "LSB_JOBID", "LSB_JOBID", "LSB_JOBINDEX", "LSB_JOBNAME"),
-    Scheduler("sge", "SGE_TASK_ID", "JOB_ID", "SGE_TASK_ID", "JOB_NAME"),
-    Scheduler("flux", "FLUX_JOB_ID", "FLUX_JOB_ID", "", "", (_FLUX, *_MPI)),
+    Scheduler("pbs", "PBS_JOBID", "PBS_JOBID", "", "PBS_JOBNAME", "PBS_NODEFILE"),
+    Scheduler("lsf", "LSB_JOBID", "LSB_JOBID", "LSB_JOBINDEX", "LSB_JOBNAME", "LSB_MCPU_HOSTS"),
+    Scheduler("sge", "SGE_TASK_ID", "JOB_ID", "SGE_TASK_ID", "JOB_NAME", "PE_HOSTFILE"),
+    Scheduler("flux", "FLUX_JOB_ID", "FLUX_JOB_ID", "", "", "", "flux run", (_FLUX, *_MPI)),
 )
 
 
@@ -165,6 +178,49 @@ def other_job(environ: Mapping[str, str]) -> OtherJob | None:
                 next((names for names in one.ranks if environ.get(names.rank, "").isdigit()), None),
             )
     return None
+
+
+def other_hosts(environ: Mapping[str, str]) -> tuple[int, str]:
+    """The number of hosts of this process's job in a scheduler other than Slurm, 0 if it is not
+    known, and what starts a process on each of them."""
+    job = other_job(environ)
+    hosts = job_hosts(environ) if "SLURM_JOB_ID" not in environ else []
+    return len(hosts), job.scheduler.starter if job else "flux run"
+
+
+def job_hosts(environ: Mapping[str, str]) -> list[str]:
+    """The hosts of this process's job, in the scheduler's order; empty if they are not listed.
+
+    PBS and Grid Engine list them in a file, which may exist on the first host only. Flux is asked
+    (flux-hostlist(1)), also by its batch scripts, which FLUX_URI alone shows.
+    """
+    job = other_job(environ)
+    if job.scheduler.name == "flux" if job is not None else "FLUX_URI" in environ:
+        return list(dict.fromkeys(answer("flux", "hostlist", "--expand", "local").split()))
+    value = environ.get(job.scheduler.hosts, "") if job is not None else ""
+    if not value.startswith("/"):
+        return list(dict.fromkeys(value.split()[::2]))
+    lines: list[str] = []
+    with suppress(OSError, UnicodeDecodeError):
+        lines = Path(value).read_text(encoding="utf-8").splitlines()
+    return list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+
+
+def answer(*argv: str) -> str:
+    """What a scheduler's command prints; "" if there is none, or no answer in time."""
+    import subprocess  # most processes ask nobody
+
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=_PATIENCE_S,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+        return done.stdout.decode(errors="replace")
+    return ""
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
@@ -260,3 +316,83 @@ def process_id(pid: int) -> list[int]:
     in which this process sees it. Two containers of one host may have the same names and boot id.
     """
     return [pid, process_ticks(pid), os.stat("/proc/self/ns/pid").st_ino]
+
+
+def job_end(environ: Mapping[str, str] = os.environ) -> float | None:
+    """The end of this process's job, in epoch seconds; None if it is unknown or has no limit.
+
+    It is read from the variables, files or commands of a scheduler other than Slurm. A command that
+    is missing or does not answer means that the end is unknown.
+    """
+    job = other_job(environ)
+    if job is None:
+        return None
+    found = _ENDS[job.scheduler.name](job, environ)
+    return found if found is not None and found > 0 else None
+
+
+def _pbs(job: OtherJob, environ: Mapping[str, str]) -> float | None:
+    limit_s = _seconds(environ.get("PBS_WALLTIME", ""))
+    # The file is written when the job starts.
+    started = _written(environ.get("PBS_NODEFILE", ""))
+    if limit_s and started:
+        return started + limit_s
+    text = answer("qstat", "-f", job.number)
+    left_s = _seconds(_value(text, rf"Walltime\.Remaining = ({_TIME})$"))
+    if left_s is not None:
+        return time.time() + left_s
+    limit_s = limit_s or _seconds(_value(text, rf"Resource_List\.walltime = ({_TIME})$"))
+    used_s = _seconds(_value(text, rf"resources_used\.walltime = ({_TIME})$"))
+    with suppress(ValueError):
+        started = time.mktime(time.strptime(_value(text, r"\bstime = (.+)$")))
+    if limit_s is None:
+        return None
+    return started + limit_s if started else time.time() + limit_s - (used_s or 0.0)
+
+
+def _lsf(job: OtherJob, _: Mapping[str, str]) -> float | None:
+    name = f"{job.number}[{job.element}]" if job.element else job.number
+    # Hours and minutes, and L for a limit; E is an estimate.
+    text = answer("bjobs", "-noheader", "-o", "time_left", name)
+    left = re.search(r"(?m)^(\d+):(\d+) L\b", text)
+    return time.time() + 3600 * int(left[1]) + 60 * int(left[2]) if left else None
+
+
+def _sge(job: OtherJob, environ: Mapping[str, str]) -> float | None:
+    settings = Path(environ.get("SGE_JOB_SPOOL_DIR", "/nowhere"), "config")
+    text = ""
+    with suppress(OSError):
+        text = settings.read_text(encoding="utf-8", errors="replace")
+    limit_s = _seconds(_value(text, rf"^h_rt=({_TIME})$"))
+    if limit_s is None:
+        limit_s = _seconds(_value(answer("qstat", "-j", job.number), rf"\bh_rt=({_TIME})"))
+    started = _written(str(settings)) or _written(environ.get("PE_HOSTFILE", ""))
+    return started + limit_s if limit_s and started else None
+
+
+def _flux(job: OtherJob, _: Mapping[str, str]) -> float | None:
+    left_s = _seconds(answer("flux", "job", "timeleft", job.number).strip())
+    return time.time() + left_s if left_s is not None else None
+
+
+_ENDS = {"pbs": _pbs, "lsf": _lsf, "sge": _sge, "flux": _flux}
+
+
+def _value(text: str, pattern: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _seconds(text: str) -> float | None:
+    """Seconds from a number of them, or from [DAYS-]HH:MM:SS."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    with suppress(ConfigError):
+        return parse_duration(text, where="time limit")
+    return None
+
+
+def _written(path: str) -> float | None:
+    with suppress(OSError):
+        return os.stat(path).st_mtime if path else None
+    return None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
+from pathlib import Path
 
 import pytest
 
@@ -43,18 +46,42 @@ def test_each_process_of_a_parallel_start_is_one_worker_of_its_job(hpctk: Hpctk,
     assert "12 of 12" in hpctk("status", "run").out
 
 
+def with_flux(directory: Path, script: str) -> dict[str, str]:
+    """A PATH with a program flux."""
+    flux = directory / "bin/flux"
+    flux.parent.mkdir()
+    flux.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    flux.chmod(0o755)
+    return {"PATH": f"{flux.parent}:{os.environ['PATH']}"}
+
+
+def test_a_worker_leaves_before_the_end_that_the_scheduler_tells(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    """Half a minute before, and with the code that says that items are left."""
+    hpctk("init", "run", "--command", "sleep 0.4", "--count", "200")
+
+    env = {**rank("flux:f12", 0, 1), **with_flux(tmp_path, "echo 36")}
+    ended = hpctk.start("work", "run", env=env).ended()
+
+    assert ended.code == 75, ended.err
+    assert 0 < hpctk("status", "run", "--json").json["stages"]["items"]["done"] < 200
+
+
 # What ranks of torch meet by; test_launch.py trains with it.
 RANK = """
 import os
-names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
+names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HPCTK_DEADLINE"
 print(*map(os.environ.get, names), flush=True)
 """
 
 
 @pytest.mark.torch
-def test_ranks_of_flux_have_one_place_to_meet(hpctk: Hpctk) -> None:
+def test_ranks_of_flux_have_one_place_to_meet_and_know_the_end_of_the_job(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
     (hpctk.cwd / "train.py").write_text(RANK, encoding="utf-8")
-    job = {"FLUX_JOB_NNODES": "2"}
+    job = {"FLUX_JOB_NNODES": "2", **with_flux(tmp_path, "[ $1 = job ] && echo 3600")}
     words = ("launch", "--run-dir", "R", "--nproc-per-node", "1", "train.py")
 
     nodes = [hpctk.start(*words, env={**rank("flux:f12", number, 2), **job}) for number in range(2)]
@@ -62,8 +89,9 @@ def test_ranks_of_flux_have_one_place_to_meet(hpctk: Hpctk) -> None:
     meetings = set()
     for number, ended in enumerate(one.ended() for one in nodes):
         assert ended.code == 0, ended.err
-        found = re.search(rf"\[rank {number}\] {number} 2 0 (\S+ \d+)\n", ended.out)
+        found = re.search(rf"\[rank {number}\] {number} 2 0 (\S+ \d+) (\d+)\n", ended.out)
         assert found is not None, ended.out
         meetings.add(found[1])
+        assert abs(int(found[2]) - time.time() - 3600) < 120
         assert ("2 ranks, 0 restarts" in ended.err) is (number == 0)
     assert len(meetings) == 1

@@ -65,7 +65,7 @@ FENCES: dict[str, set[str]] = {
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
         *("doctor", "engines.rayrank", "lab", "science.workloads", "cli.working"),
-        *("slurm.batch", "slurm.client", "system.needs", "system.processes", "training.launch"),
+        *("slurm.batch", "slurm.client", "system.processes", "system.ranks", "training.launch"),
         *("training.scaling", "worker"),
     },
     "fcntl": {"doctor", "queue"},

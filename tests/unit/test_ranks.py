@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpc_toolkit.cli.working import unused
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.system.gpus import rank_environment
-from hpc_toolkit.system.ranks import RankInfo, of_slurm, step_nodes
+from hpc_toolkit.system.ranks import RankInfo, job_end, job_hosts, of_slurm, other_hosts, step_nodes
 from hpc_toolkit.training.distributed.group import DistributedInfo
-from hpc_toolkit.training.launch.plan import Request, Step, make_plan
+from hpc_toolkit.training.launch.plan import Request, Step, left_out, make_plan
 
 OMPI = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -61,6 +66,59 @@ def test_a_process_knows_its_job_and_its_rank(
     assert not DistributedInfo.from_environ(environ).launched
 
 
+def test_hosts_are_listed_once_and_a_batch_script_is_told_how_to_use_them(tmp_path: Path) -> None:
+    nodes, hosts = tmp_path / "nodes", tmp_path / "hosts"
+    nodes.write_text("n1\nn1\nn2\n", encoding="utf-8")
+    hosts.write_text("n1 4 all.q@n1 UNDEFINED\nn2 4 all.q@n2 UNDEFINED\n", encoding="utf-8")
+    for environ in (
+        {**PBS, "PBS_NODEFILE": str(nodes)},
+        {**LSF, "LSB_MCPU_HOSTS": "n1 4 n2 2 "},
+        {**SGE, "PE_HOSTFILE": str(hosts)},
+    ):
+        assert job_hosts(environ) == ["n1", "n2"]
+        said = unused(None, environ)
+        assert said.startswith("this job has 2 hosts; "), said
+        assert "mpiexec hpctk work" in said
+    for environ in ({}, PBS, {**PBS, "PBS_NODEFILE": "/gone"}, {**LSF, "LSB_MCPU_HOSTS": ""}):
+        assert job_hosts(environ) == []
+
+
+# A batch script has no FLUX_JOB_ID (flux-environment(7), "Initial program environment").
+BATCH = {"FLUX_URI": "local:///tmp/flux-abc/local-0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "prints", "count"),
+    [
+        # As flux-hostlist(1) prints them: an expanded list in one line, nothing if it is empty.
+        (FLUX, "n1 n2 n3\n", 3),
+        (BATCH, "n1 n2 n3\n", 3),
+        ({**FLUX, **BATCH}, "n7\n", 1),
+        (FLUX, "n1 n1\n", 1),
+        (FLUX, "", 0),
+        ({**BATCH, "SLURM_JOB_ID": "1"}, "n1 n2\n", 0),
+        ({}, "n1 n2\n", 0),
+    ],
+)
+def test_flux_is_asked_for_the_hosts_and_a_start_on_one_of_several_is_told(
+    environ: dict[str, str],
+    prints: str,
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert other_hosts(environ)[0] == 0
+    _program(tmp_path / "bin", "flux hostlist --expand local", prints)
+
+    assert other_hosts(environ)[0] == count
+    plan = make_plan(Request(script="a.py"), step=None, ranks=2, backend="gloo")
+    for said in (unused(None, environ), left_out(Request(script="a.py"), plan, environ)):
+        assert ("flux run" in said and f"this job has {count} " in said) is (count > 1), said
+    alone = Request(script="a.py", options={"nnodes": 1})
+    assert left_out(alone, plan, environ) == ""
+
+
 def test_a_task_of_flux_starts_the_ranks_of_its_node() -> None:
     task = {**FLUX, "FLUX_JOB_SIZE": "3", "FLUX_JOB_NNODES": "3", "FLUX_TASK_RANK": "2"}
     step = Step.from_environ(task)
@@ -69,7 +127,7 @@ def test_a_task_of_flux_starts_the_ranks_of_its_node() -> None:
 
     assert (plan.form, plan.meeting, plan.nodes, plan.node_rank) == ("agent", "directory", 3, 2)
     assert plan.launch == "flux__abc"
-    for outside in (FLUX, {}, PBS | PMI):
+    for outside in (FLUX, BATCH, {}, PBS | PMI):
         assert Step.from_environ(outside) is None
     for wrong, said in (
         ({"FLUX_JOB_SIZE": "6"}, "6 tasks on 3 nodes"),
@@ -86,6 +144,108 @@ def test_ranks_of_a_node_share_its_gpus() -> None:
     assert rank_environment({**PBS, **OMPI, **gpus}) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert rank_environment({**LSF, **PMI, **gpus}) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert rank_environment({**PBS, **gpus}) == {}
+
+
+# In the form that the manuals of these schedulers show.
+OPENPBS = """Job Id: 1234.pbs01
+    Job_Name = eval
+    resources_used.walltime = 00:10:00
+    job_state = R
+    Resource_List.ncpus = 8
+    Resource_List.walltime = 01:00:00
+    {stime}
+"""
+TORQUE = """Job Id: 1234.pbs01
+    Resource_List.walltime = 01:00:00
+    resources_used.walltime = 00:10:00
+    Walltime.Remaining = 3000
+"""
+GRID_ENGINE = """==============================================================
+job_number:                 9
+hard resource_list:         h_rt=3600,h_vmem=2G
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "command", "prints", "left_s"),
+    [
+        (PBS, "qstat -f 1234.pbs01.site", OPENPBS.format(stime=""), 3000),
+        (
+            PBS,
+            "qstat -f 1234.pbs01.site",
+            OPENPBS.format(stime="stime = %a %b %d %H:%M:%S %Y"),
+            3000,
+        ),
+        (PBS, "qstat -f 1234.pbs01.site", TORQUE, 3000),
+        (PBS, "qstat -f 1234.pbs01.site", "qstat: Unknown Job Id 1234.pbs01.site", None),
+        ({**PBS, "PBS_WALLTIME": "3600", "PBS_NODEFILE": "FILE"}, "", "", 3000),
+        (LSF, "bjobs -noheader -o time_left 77", "0:50 L\n", 3000),
+        (LSF, "bjobs -noheader -o time_left 77", "0:50 E\n", None),
+        (LSF, "bjobs -noheader -o time_left 77", "-\n", None),
+        ({**LSF, "LSB_JOBINDEX": "3"}, "bjobs -noheader -o time_left 77[3]", "0:50 L\n", 3000),
+        ({**SGE, "PE_HOSTFILE": "FILE"}, "qstat -j 9", GRID_ENGINE, 3000),
+        ({**SGE, "SGE_JOB_SPOOL_DIR": "DIR"}, "", "", 3000),
+        (SGE, "qstat -j 9", GRID_ENGINE, None),  # when it began is unknown
+        (FLUX, "flux job timeleft \u0192abc", "3000\n", 3000),
+        (FLUX, "flux job timeleft \u0192abc", "", None),
+        ({}, "", "", None),
+        ({**PBS, "SLURM_JOB_ID": "1"}, "", "", None),
+    ],
+)
+def test_the_end_of_a_job_is_found_and_missing_programs_are_no_failure(
+    environ: dict[str, str],
+    command: str,
+    prints: str,
+    left_s: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = time.time() - 600
+    for name in ("file", "config"):
+        (tmp_path / name).write_text("h_rt=3600\nh_cpu=INFINITY\n", encoding="utf-8")
+        os.utime(tmp_path / name, (started, started))
+    if "stime" in prints:
+        prints = time.strftime(prints, time.localtime(started))
+    places = {"FILE": str(tmp_path / "file"), "DIR": str(tmp_path)}
+    environ = {name: places.get(text, text) for name, text in environ.items()}
+    # Not even a shell is on this PATH.
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    without = job_end(environ)
+    if command:
+        assert without is None
+        _program(tmp_path / "bin", command, prints)
+
+    end = job_end(environ)
+
+    assert (end is None) is (left_s is None)
+    if end is not None and left_s is not None:
+        assert end == pytest.approx(time.time() + left_s, abs=5)
+
+
+def _program(directory: Path, command: str, prints: str) -> None:
+    """A program that answers one command line, and fails for any other."""
+    name, _, words = command.partition(" ")
+    directory.mkdir()
+    path = directory / name
+    path.write_text(
+        f"#!/bin/sh\n[ \"$*\" = '{words}' ] || exit 1\nread -r _ && exit 1\n"
+        f"while IFS= read -r line; do echo \"$line\"; done <<'END'\n{prints}END\n",
+        encoding="utf-8",
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize("broken", ["exit 3", "kill -9 $$", "echo garbage", "printf '\\377'"])
+@pytest.mark.parametrize("environ", [PBS, LSF, SGE, FLUX])
+def test_a_command_that_fails_leaves_the_end_unknown(
+    broken: str, environ: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("qstat", "bjobs", "flux"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{broken}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert job_end(environ) is None
 
 
 STEP = {

@@ -25,7 +25,7 @@ from hpc_toolkit.errors import PASSING, TRY_AGAIN, ConfigError, HpcToolkitError,
 from hpc_toolkit.slurm.batch.node import usable_gpus
 from hpc_toolkit.system.installation import how_to_add
 from hpc_toolkit.system.processes import WARNINGS, adopt_orphans
-from hpc_toolkit.system.ranks import host_name
+from hpc_toolkit.system.ranks import host_name, other_job
 from hpc_toolkit.training.launch import meeting
 from hpc_toolkit.training.launch import plan as plans
 from hpc_toolkit.training.launch.meeting import Address
@@ -96,6 +96,11 @@ def surroundings(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
         found["HPCTK_RUN_DIR"] = str(plan.run_dir)
     if end := environ.get("SLURM_JOB_END_TIME"):
         found["HPCTK_DEADLINE"] = end
+    elif "HPCTK_DEADLINE" not in environ and other_job(environ) is not None:
+        from hpc_toolkit.system.ranks import job_end
+
+        if (job_ends := job_end(environ)) is not None:
+            found["HPCTK_DEADLINE"] = f"{job_ends:.0f}"
     if "OMP_NUM_THREADS" not in environ:
         # Each srun task has its own CPUs; the ranks of an agent share the agent's CPUs.
         sharing = plan.ranks if plan.form == "agent" else 1

@@ -16,7 +16,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.system import tomltable
 from hpc_toolkit.system.options import spelled
 from hpc_toolkit.system.quantities import parse_counts
-from hpc_toolkit.system.ranks import in_step, other_job, task_counts
+from hpc_toolkit.system.ranks import in_step, other_hosts, other_job, task_counts
 from hpc_toolkit.system.tomltable import kept, number_from
 
 
@@ -334,11 +334,15 @@ def left_out(request: Request, plan: Plan, environ: Mapping[str, str] = os.envir
     """Return a warning if the ranks start on only one node of a job that has several."""
     if plan.nodes > 1 or request.options.keys() & {"nnodes", "standalone"}:
         return ""
-    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    if not nodes.isdigit() or int(nodes) < 2:
+    text = environ.get("SLURM_JOB_NUM_NODES", "")
+    nodes, starter = (int(text), "srun") if text.isdigit() else other_hosts(environ)
+    if nodes < 2:
         return ""
+    way = f"with {starter}, one task per node"
+    if starter == "mpiexec":  # which tells no process how many nodes there are
+        way = "on each, with --nnodes and --node-rank"
     alone = f"this job has {nodes} nodes, and these ranks start on this one alone"
-    return f"{alone} (start hpctk launch with srun, one task per node; or say --nnodes 1)"
+    return f"{alone} (start hpctk launch {way}; or say --nnodes 1)"
 
 
 def _name(rdzv_id: object, step: Step | None) -> str:

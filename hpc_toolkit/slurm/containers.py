@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -32,6 +33,15 @@ _RELAY = (
     f"trap 'kill -{WARNING_NAME} \"$child\"' {_RELAYED}; "
     'while wait "$child"; code=$?; kill -0 "$child" 2>/dev/null; do :; done; exit "$code"'
 )
+# enroot starts with the image's variables only; --env NAME copies one.
+_COPY_VARIABLES = """
+program=$1; shift
+names=$(awk "BEGIN { for (name in ENVIRON) if (name ~ /^[A-Za-z_][A-Za-z0-9_]*\\$/) print name }")
+for name in $names; do
+  case $name in PATH|HOME|PWD|SHELL|_|AWK*|LD_*|ENROOT_*) ;; *) set -- "--env=$name" "$@" ;; esac
+done
+exec "$program" start "$@"
+"""
 
 
 class Program(NamedTuple):
@@ -40,13 +50,22 @@ class Program(NamedTuple):
     start: tuple[str, ...]
     """Words after the program, before the arguments that the cluster file gives it."""
     bind: str
-    """The option of a bind."""
+    """The option of a bind; ``joint`` separates binds in one option, "" repeats the option."""
     after: tuple[str, ...]
     """The working directory and the image."""
     nvidia: tuple[str, ...] = ()
     amd: tuple[str, ...] = ()
+    joint: str = ""
+    pair: str = "{}:{}"
+    """A bind from its two paths."""
+    read_only: str = ":ro"
+    refused: str = ""
+    """What a path must not contain, besides ``,``, ``:`` and ``\\``."""
+    space: str = " "
+    """How a path is written that contains a space."""
+    script: str = ""
+    """A script for sh that starts the program."""
     of_srun: bool = False
-    """Whether these are options of srun, where one option has all binds."""
 
 
 _APPTAINER = Program(
@@ -70,7 +89,27 @@ PROGRAMS: dict[str, Program] = {
         (),
         "--container-mounts=",
         ("--container-workdir={directory}", "--container-image={image}"),
+        joint=",",
         of_srun=True,
+    ),
+    "enroot": Program(
+        (),
+        "--mount=",
+        ("{image}", "sh", "-c", 'cd "$0" && exec "$@"', "{directory}"),
+        nvidia=("--env=NVIDIA_VISIBLE_DEVICES=all",),
+        pair="{}:{}:none:x-create=auto,rbind",
+        read_only=",ro",
+        refused="\t",
+        space="\\040",
+        script=_COPY_VARIABLES,
+    ),
+    "shifter": Program(
+        (),
+        "--volume=",
+        ("--workdir={directory}", "--image={image}", "--"),
+        nvidia=("--module=gpu",),
+        joint=";",
+        refused=";",
     ),
     "podman-hpc": _PODMAN._replace(nvidia=("--gpu",)),
     "podman": _PODMAN,
@@ -113,7 +152,7 @@ class Container:
 
     def refused(self, path: str) -> str:
         """The characters of a path that separate paths for the program."""
-        return "".join(sorted({*",:\\"} & {*path}))
+        return "".join(sorted({*",:\\", *(self.program.refused if self.program else "")} & {*path}))
 
     def srun_options(self, *directories: str) -> list[str]:
         """Options of srun that start its tasks in the container, and show it the directories."""
@@ -127,16 +166,24 @@ class Container:
         return ["sh", "-c", _RELAY, "container", *self._command(directories), *words]
 
     def _command(self, directories: Iterable[str]) -> list[str]:
+        return [*self.first(self._shown(directories)), *self.last(os.getcwd())]
+
+    def first(self, binds: Iterable[str]) -> list[str]:
+        """The command up to the binds ``FROM[:TO[:ro]]``."""
         program = self.program
         assert program is not None
         gpu = {"nvidia": program.nvidia, "amd": program.amd}.get(self.gpu, ())
+        start = ["sh", "-c", program.script, "sh"] if program.script else []
         name, *arguments = self.words
         given = [] if program.of_srun else [name, *program.start]
-        parts = map(_parts, self._shown(directories))
-        shown = [f"{source}:{target}{':ro' * (mode == 'ro')}" for source, target, mode in parts]
-        binds = [",".join(shown)] if program.of_srun else shown
-        after = [one.format(directory=os.getcwd(), image=self.image) for one in program.after]
-        return [*given, *arguments, *gpu, *(program.bind + one for one in binds), *after]
+        shown = [_bind(program, *_parts(one)) for one in binds]
+        joined = [program.joint.join(shown)] if program.joint and shown else shown
+        return [*start, *given, *arguments, *gpu, *(program.bind + one for one in joined)]
+
+    def last(self, directory: str) -> list[str]:
+        """The rest of the command: it starts in ``directory``."""
+        assert self.program is not None
+        return [one.format(directory=directory, image=self.image) for one in self.program.after]
 
     def _shown(self, directories: Iterable[str]) -> list[str]:
         """The binds, and directories under their own names: given, current, of files and caches."""
@@ -167,6 +214,11 @@ def _parts(bind: str) -> tuple[str, str, str]:
     return source, target or source, mode
 
 
+def _bind(program: Program, source: str, target: str, mode: str) -> str:
+    written = program.pair.format(source, target).replace(" ", program.space)
+    return written + (program.read_only if mode == "ro" else "")
+
+
 def environment_of(python: str) -> tuple[str, ...]:
     """The virtual environment of an interpreter, if it lies on this node: the image has none."""
     home = PurePath(python).parent.parent
@@ -177,3 +229,48 @@ def node_gpu() -> Gpu:
     """The maker of this node's GPUs."""
     amd = os.path.exists("/dev/kfd") and not os.path.exists("/dev/nvidiactl")
     return "amd" if amd else "nvidia"
+
+
+def plain_lines(container: Container, *, gpus: bool) -> list[str]:
+    """The lines of bash that make ``container`` the array of the command's first words.
+
+    A plain script has no hpctk that looks at the node, so bash does.
+    """
+    program = container.program
+    assert program is not None
+    tmp = [] if any(_parts(one)[1] == "/tmp" for one in container.binds) else ["/tmp"]  # noqa: S108
+    first = container.first([*container.binds, *tmp, _HERE])
+    lines = _array("container=", first)
+    pair = program.pair.format("$directory", "$directory")
+    add = f'[-1]+="{program.joint}{pair}"' if program.joint else f'+=("{program.bind}{pair}")'
+    lines += [
+        f"for name in {' '.join(CACHES)}; do",
+        "  directory=${!name-}",
+        '  [[ ! -d $directory || ${container[*]} == *[=,\\;]"$directory:$directory"* ]] ||',
+        f"    container{add}",
+        "done",
+    ]
+    if gpus and not container.gpu and (program.nvidia or program.amd):
+        nvidia, amd = shlex.join(program.nvidia), shlex.join(program.amd)
+        lines.append(f"if [ -e /dev/kfd ]; then container+=({amd}); else container+=({nvidia}); fi")
+    return [*lines, *_array("container+=", container.last(_HERE))]
+
+
+_WIDTH = 100
+_HERE = "\0"
+"""Stands for "$PWD" in words of a plain script; no word of a user contains it."""
+
+
+def _array(name: str, words: list[str]) -> list[str]:
+    """An assignment of quoted words, on several lines if they need them."""
+    lines = [""]
+    for word in words:
+        quoted = shlex.quote(word) if "," not in word else shlex.quote(f"{word} ")[:-2] + "'"
+        if _HERE in word:
+            quoted = '"' + re.sub(r'([\\"$`])', r"\\\1", word).replace(_HERE, "$PWD") + '"'
+        if len(lines[-1]) + len(quoted) > _WIDTH and lines[-1]:
+            lines.append("")
+        lines[-1] += f" {quoted}" if lines[-1] else quoted
+    if len(lines) == 1:
+        return [f"{name}({lines[0]})"]
+    return [f"{name}(", *(f"  {line}" for line in lines), ")"]

@@ -192,6 +192,29 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "command": ("python", "/data/train.py"),
         },
     ),
+    **{
+        f"plain-{runtime}": (
+            f"{runtime}.toml",
+            "train-multi-node" if runtime == "podman-hpc" else "command",
+            {
+                "gpus_per_node": 4,
+                "gpu_type": gpu_type,
+                "plain": True,
+                "python": None,
+                "container": image,
+                "bind": ("/scratch:/work:ro",),
+                "command": ("train.py", "--name", "it's"),
+            },
+        )
+        for runtime, image, gpu_type in (
+            ("apptainer", "/images/tools v2.sif", None),
+            ("singularity", "docker://rocm/pytorch", "mi250x"),
+            ("pyxis", "nvcr.io#nvidia/pytorch:25.01-py3", None),
+            ("enroot", "/images/tools v2.sqsh", None),
+            ("shifter", "docker:nvidia/pytorch:25.01", None),
+            ("podman-hpc", "nvcr.io/nvidia/pytorch:25.01-py3", None),
+        )
+    },
     "container-of-amd": (
         "singularity.toml",
         "work-queue",

@@ -550,7 +550,7 @@ def test_a_warned_job_is_requeued_and_a_cancelled_one_is_not(
     assert slurm.requeued is (expected == 0)
 
 
-CONTAINERS = ("apptainer", "singularity", "pyxis", "podman-hpc")
+CONTAINERS = ("apptainer", "singularity", "pyxis", "enroot", "shifter", "podman-hpc")
 # Stands in for the program that runs containers: it skips its own words, and starts the command.
 CONTAINER = """
 for word; do shift; case $word in *.sif|--) [[ $1 = -- ]] || break ;; esac; done
@@ -570,6 +570,8 @@ def in_container(slurm: FakeSlurm, name: str, here: Path, *shown: str) -> list[s
     own = ["/tmp", *([cache] if os.path.isdir(cache) else [])]
     names = [*own, *([] if str(here).startswith("/tmp/") else [str(here)]), *shown]
     pairs = [one if ":" in one else f"{one}:{one}" for one in names]
+    fstab = [f"{':'.join(one.split(':')[:2])}:none:x-create=auto,rbind" for one in pairs]
+    fstab = [f + ",ro" * one.endswith(":ro") for f, one in zip(fstab, pairs, strict=True)]
     return {
         "apptainer": ["exec", *(f"--bind={one}" for one in pairs), f"--pwd={here}", "a b.sif"],
         "singularity": ["exec", *(f"--bind={one}" for one in pairs), f"--pwd={here}", "a b.sif"],
@@ -578,6 +580,11 @@ def in_container(slurm: FakeSlurm, name: str, here: Path, *shown: str) -> list[s
             f"--container-workdir={here}",
             "--container-image=a b.sif",
         ],
+        "enroot": [
+            *("start", *(f"--mount={one}" for one in fstab), "a b.sif"),
+            *("sh", "-c", 'cd "$0" && exec "$@"', str(here)),
+        ],
+        "shifter": [f"--volume={';'.join(pairs)}", f"--workdir={here}", "--image=a b.sif", "--"],
         "podman-hpc": [
             *("run", "--rm", "--env-host", "--network=host", "--uts=host", "--pid=host"),
             *("--ipc=host", "--user=0", "--entrypoint=", "--security-opt=label=disable"),
@@ -600,6 +607,11 @@ def test_the_checks_and_the_ranks_run_in_the_container(slurm: FakeSlurm, name: s
     words += [str(slurm.python), "-Pm", "hpc_toolkit"]
     calls = [one for one in slurm.calls("srun" if name == "pyxis" else name) if len(one) > 1]
     at = [call.index(words[0]) for call in calls]
+    if name == "enroot":  # which gets the variables first
+        at = [call.index(words[1]) - 1 for call in calls]
+        assert all({"--env=SLURM_JOB_ID", "--env=FAKE_DIR"} <= {*call} for call in calls)
+        calls = [["start", *call[first + 1 :]] for call, first in zip(calls, at, strict=True)]
+        at = [0] * len(calls)
     for call, first in zip(calls, at, strict=True):
         assert call[first : first + len(words)] == words
     found = [call[first + len(words)] for call, first in zip(calls, at, strict=True)]
@@ -607,12 +619,13 @@ def test_the_checks_and_the_ranks_run_in_the_container(slurm: FakeSlurm, name: s
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("plain", [False, True])
 def test_a_program_runs_in_the_container_and_the_checks_outside(
-    slurm: FakeSlurm, name: str
+    slurm: FakeSlurm, name: str, plain: bool
 ) -> None:
     stand_in(slurm, name, CONTAINER)
-    fields = {"container": "a b.sif", "command": ("printf", "<%s>", "a b")}
-    fields["python"] = str(slurm.python)
+    fields = {"container": "a b.sif", "command": ("printf", "<%s>", "a b"), "plain": plain}
+    fields["python"] = None if plain else str(slurm.python)
 
     code, output = slurm.run(
         script_of(slurm, "command", site={"container_runtime": name}, **fields), "c"
@@ -622,10 +635,10 @@ def test_a_program_runs_in_the_container_and_the_checks_outside(
     assert "<a b><c>" in output
     steps = [call for call in slurm.calls("srun") if call != ["--version"]]
     assert sum(f"--workdir={slurm.root}" in " ".join(one) for one in steps) == (
-        name == "podman-hpc"
+        name in ("shifter", "podman-hpc")
     )
     assert len(slurm.calls(name)) == (name != "pyxis")
-    assert not [word for word in steps[0] if word.startswith("--container")]
+    assert len(steps) == 1 if plain else not [w for w in steps[0] if w.startswith("--container")]
 
 
 @pytest.mark.parametrize("name", ["apptainer", "pyxis"])

@@ -19,12 +19,13 @@ import pytest
 from hpc_toolkit.slurm.containers import PROGRAMS
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
-from tests.slurm.templatesite import Site
+from tests.slurm.templatesite import ODD, Site
 from tests.slurm.test_template_environments import program
 
 pytestmark = [pytest.mark.slow]
 
 # Its helper stands in for that of real programs, which unpacks the image and which USR1 ends.
+# That of enroot knows only the variables that it is given.
 STAND_IN = """#!{python} -IS
 import json, os, signal, subprocess, sys
 words = sys.argv[1:]
@@ -33,8 +34,15 @@ with open({calls!r} + f"/{{os.environ['SLURM_PROCID']}}.{{os.getpid()}}.json", "
 image = next(at for at, word in enumerate(words) if "my image" in word)
 command = words[image + 1 :]
 command = command[command[:1] == ["--"] :]
+environ = dict(os.environ)
+if {name!r} == "enroot":
+    environ = {{"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}}
+    for word in words[:image]:
+        if word.startswith("--env="):
+            name, _, value = word[6:].partition("=")
+            environ[name] = value or os.environ[name]
 helper = subprocess.Popen(["sleep", "600"])
-child = subprocess.Popen(command)
+child = subprocess.Popen(command, env=environ)
 signal.signal(signal.SIGUSR1, lambda number, _: child.send_signal(number))
 code = child.wait()
 if helper.poll() is not None:
@@ -108,7 +116,7 @@ def kind(request: pytest.FixtureRequest, lab: LabUnderTest, tmp_path: Path) -> K
     site = Site(lab, cwd)
     if runtime in REAL:
         return Kind(site, runtime, *_own_image(tmp_path / "image"), calls)
-    facts = {"python": sys.executable, "calls": str(calls)}
+    facts = {"python": sys.executable, "calls": str(calls), "name": runtime}
     if runtime == "pyxis":
         program(tmp_path / "bin/srun", SRUN.format(srun=shutil.which("srun"), **facts))
     else:
@@ -166,3 +174,16 @@ def test_workers_in_a_container_process_a_run(kind: Kind) -> None:
         words = " ".join(json.loads(call.read_text(encoding="utf-8")))
         assert "/tmp:/tmp" in words  # where the run and its code are
     assert bool([*kind.calls.iterdir()]) is ("--userns" not in kind.runtime)
+
+
+def test_a_plain_script_starts_its_program_in_the_container(kind: Kind) -> None:
+    show = "import os, sys; print('in', os.getcwd(), os.environ['SLURM_PROCID'], sys.argv[1])"
+
+    job = kind.submit(
+        "command", command=(sys.executable, "-c", show, "it's"), plain=True, python=None
+    )
+
+    assert kind.site.end_of(job) == ("COMPLETED", 0, 0), kind.site.said(job)
+    said = kind.site.said(job)
+    assert {f"in {kind.site.cwd} {rank} it's" for rank in range(4)} <= {*said.splitlines()}
+    assert ODD not in said

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +12,73 @@ import pytest
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm import containers
-from hpc_toolkit.slurm.clusters.facts import parse_cluster
+from hpc_toolkit.slurm.clusters.facts import load_cluster, parse_cluster
 from hpc_toolkit.slurm.containers import PROGRAMS, Container, gpu_of_type, node_gpu
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import read_spec
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 TEXTS = tuple(dict.fromkeys((*HOSTILE, *ODD_BUT_FINE)))
+GENERIC = load_cluster("generic")
+SRUN = "srun() { printf '%s\\0' \"$@\"; }\n"
+
+
+def words_of(script: str, cwd: Path) -> list[str]:
+    """What a plain script gives srun, after its own options."""
+    done = subprocess.run(
+        ["bash", "-c", SRUN + script, "job"],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "SCRATCH": "/usr", "HF_HOME": "/nowhere", "TMPDIR": "/tmp"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+def plain(runtime: str, **fields: Any) -> str:
+    spec = read_spec({"plain": True, "command": ("prog", "word"), "cpus_per_gpu": None, **fields})
+    return render_script(spec, replace(GENERIC, container_runtime=runtime), "command")
 
 
 @pytest.mark.parametrize("runtime", PROGRAMS)
-def test_a_hostile_image_or_path_is_one_word(runtime: str) -> None:
-    harmless = _words(runtime, image="image", binds=("/x/y",))
-    for text in TEXTS:
-        words = _words(runtime, image=text, binds=(f"/x/{text}",))
+def test_a_hostile_image_or_path_is_one_word_or_refused(runtime: str, tmp_path: Path) -> None:
+    program = PROGRAMS[runtime]
+    # Each text for two or three of the programs.
+    texts = TEXTS[list(PROGRAMS).index(runtime) % 3 :: 3]
+    accepted = 0
+    lengths = {
+        field: len(words_of(plain(runtime, **{"container": "y", **one}), tmp_path))
+        for field, one in (("container", {}), ("bind", {"bind": ("/x/y",)}))
+    }
+    for text in texts:
+        for field, value in (("container", text), ("bind", (f"/x/{text}",))):
+            try:
+                script = plain(runtime, **{"container": "image", field: value})
+            except HpcToolkitError:
+                continue
+            accepted += 1
+            words = words_of(script, tmp_path)
+            if field == "container":
+                assert any(word.endswith(text) for word in words[1:]), (text, words)
+            else:
+                path = f"/x/{text}".replace(" ", program.space)
+                source, _, target = path.partition(":")
+                assert any(f"{source}:{target or source}" in word for word in words), (text, words)
+            assert words[-2:] == ["prog", "word"]
+            # As many words as for a harmless text.
+            assert len(words) == lengths[field], (text, words)
+    assert accepted > len(texts)
+    assert list(tmp_path.iterdir()) == []
 
-        assert len(words) == len(harmless), (text, words)
-        assert any(word.endswith(text) for word in words), (text, words)
-        source, _, rest = f"/x/{text}".partition(":")
-        assert any(f"{source}:{rest.partition(':')[0] or source}" in word for word in words), text
 
+@pytest.mark.parametrize("runtime", PROGRAMS)
+def test_a_plain_script_shows_the_directories_that_exist_once(runtime: str, tmp_path: Path) -> None:
+    words = words_of(plain(runtime, container="image", bind=("/opt:/mnt:ro",)), tmp_path)
 
-def _words(runtime: str, **fields: Any) -> list[str]:
-    container = Container(words=(runtime,), **fields)
-    return [*container.srun_options(), *container.inside(["prog"])]
+    shown = " ".join(words)
+    for directory, times in {str(tmp_path): 1, "/usr": 1, "/tmp": 1, "/nowhere": 0}.items():
+        assert shown.count(f"{directory}:{directory}") == times, (directory, shown)
+    assert "/opt:/mnt:" in shown
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ def _check_array(spec: ScriptSpec, template: str) -> None:
 def _check_container(spec: ScriptSpec, template: str) -> None:
     """The container of a command holds the program alone; any other one holds hpctk as well."""
     inside = spec.container_python is not None
+    if spec.plain and spec.container:
+        return
     if inside and (spec.container is None or template == "command"):
         msg = "--container-python: hpctk does not run in a container here"
         raise RenderError(msg, hint="leave it out")
@@ -126,17 +128,23 @@ def _check_plain(template: str, given: dict[str, Any]) -> None:
 
 
 def container_of(full: ScriptSpec, cluster: Cluster) -> Container:
-    """The container of a request. Raises RenderError if the cluster's program is unknown."""
+    """The container of a request. Raises RenderError if the cluster's program is unknown, or for
+    a directory that the program cannot show."""
     written = cluster.written("container_runtime")
     if cluster.container_runtime is None:
         msg = f"--container: the container runtime of {cluster.name} is unknown ({written})"
         raise RenderError(msg, hint=f"set it to one of {', '.join(PROGRAMS)}")
-    return Container(
+    container = Container(
         words=program_words(cluster.container_runtime, written),
         image=full.container or "",
         binds=(*cluster.binds, *full.bind),
         gpu=gpu_of_type(full.gpu_type) if full.gpus_per_node else "",
     )
+    for bind in container.binds:
+        if letters := container.refused(bind.replace(":", "").replace("\\", "")):
+            msg = f"--bind: {container.words[0]} cannot show {bind!r}: {letters!r} separate paths"
+            raise RenderError(msg, hint="use a directory without these characters in its path")
+    return container
 
 
 def plain_words(
@@ -149,6 +157,8 @@ def plain_words(
         words.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
     bound = (one for one in options if one.startswith("--srun="))
     words += [shlex.quote(one.removeprefix("--srun=")) for one in bound]
+    if full.container is not None:
+        words.append('"${container[@]}"')
     words += _starter(full, template)
     return [*words, *map(shlex.quote, full.command)]
 
@@ -157,10 +167,11 @@ def _starter(full: ScriptSpec, template: str) -> list[str]:
     """What starts the program: nothing, Python, or torchrun."""
     if template == "command":
         return []
-    python = shlex.quote(full.python) if full.python else "python"
+    given = full.python if full.container is None else full.container_python
+    python = shlex.quote(given) if given else "python"
     if template in ("train-cpu", "train-single-gpu"):
         return [python]
-    torchrun = [python, "-m", "torch.distributed.run"] if full.python else ["torchrun"]
+    torchrun = [python, "-m", "torch.distributed.run"] if given else ["torchrun"]
     torchrun.append(f"--nproc-per-node={full.nproc_per_node}")
     if template == "train-multi-gpu":
         return [*torchrun, "--standalone"]

@@ -20,6 +20,7 @@ from hpc_toolkit import __version__
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.slurm.allowlist import setup_words
 from hpc_toolkit.slurm.clusters.facts import Cluster
+from hpc_toolkit.slurm.containers import plain_lines
 from hpc_toolkit.slurm.render import file as scripts
 from hpc_toolkit.slurm.render import kinds
 from hpc_toolkit.slurm.render.directives import (
@@ -146,6 +147,7 @@ def _environment() -> jinja2.Environment:
         started=_started,
         run=lambda words: Marked(_wrapped([*words, '"$@"'], "", "  ")),
         text=_comment_text,
+        line=Marked,
         directive=lambda option: Marked(directive_text(option)),
     )
     return environment
@@ -211,6 +213,9 @@ def surroundings(
         for name in (*cluster.modules, *full.modules)
     ]
     setup = [setup_words(line, "--setup") for line in (*cluster.setup, *full.setup)]
+    container: list[str] = []
+    if full.plain and full.container:
+        container = plain_lines(kinds.container_of(full, cluster), gpus=full.gpus_per_node > 0)
     return {
         "shebang": "#!/bin/bash -l" if cluster.login_shell else "#!/bin/bash",
         "env": (*cluster.env, *_network(full, cluster), *full.env),
@@ -219,6 +224,8 @@ def surroundings(
         "setup": [(words, f"setup failed: {' '.join(words)}") for words in setup],
         "teardown": [setup_words(line, "--teardown") for line in full.teardown],
         "threads": _threads(full, given, trained),
+        # Lines of a plain script that set the bash array of that name.
+        "container": container,
         # The command of the batch process, up to "--" and the words of the job.
         "batch": (
             *(full.python or "", "-P", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),

@@ -198,7 +198,7 @@ class ScriptSpec:
         "Interpreter on the nodes. [default: this one]", "FILE"))
     container_python: str | None = _field(None, Row(ENVIRONMENT,
         path(v.ABSOLUTE, "an absolute path in the container"), "Interpreter in the container.",
-        "FILE", plain=False))
+        "FILE"))
     modules: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.MODULES,
         "Load this module; may be repeated."))
     setup: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,
@@ -212,9 +212,9 @@ class ScriptSpec:
         text(v.PROGRAMS, "an absolute path without ':'"), "Use this virtual environment.", "DIR"))
     container: str | None = _field(None, Row(ENVIRONMENT,
         text(v.NO_OPTION, "an image: a file, or docker://name:tag"), "Run the ranks in this image.",
-        "IMAGE", plain=False))
+        "IMAGE", templates=_ALL))
     bind: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.BINDS, "Bind a directory.",
-        "FROM[:TO[:ro]]", needs="container", plain=False))
+        "FROM[:TO[:ro]]", needs="container"))
     stage_env: bool = _field(False, Row(ENVIRONMENT, v.FLAG,
         "Copy the environment of --python to each node's disk first.", "", excludes=("container",),
         plain=False))

@@ -1,4 +1,4 @@
-"""Export a run to a tracker: MLflow, or Weights & Biases.
+"""Export a run to a tracker: MLflow, Weights & Biases, TensorBoard or trackio.
 
 One process reads the run's files and writes; workers know nothing of trackers. Each finished item
 becomes a run of the tracker, whose id names the run, the item and its outcome. What has that id is
@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import io
 import json
 import math
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import canonical
 from hpc_toolkit.results.activity import Trace
 from hpc_toolkit.results.tables import Row
-from hpc_toolkit.rundir.files import publish_directory, remove_tree
+from hpc_toolkit.rundir.files import publish_directory, remove_tree, replace_file
 from hpc_toolkit.rundir.valuefiles import value_columns
 from hpc_toolkit.system.installation import how_to_add
 
@@ -148,21 +150,40 @@ def export(
     return new, had
 
 
-class MLflow:
+class Tracker:
+    """Where runs are written."""
+
+    package: ClassVar[str]
+    place: ClassVar[str]
+    """Where it is by default."""
+
+    def __init__(self, where: str, project: str) -> None:
+        self.where, self.project = where, project
+
+    def known(self) -> set[str]:
+        """The ids of runs that were written to their end."""
+        raise NotImplementedError
+
+    def write(self, run: Tracked) -> None:
+        """Write a run that is not known; what a killed export left of it is replaced."""
+        raise NotImplementedError
+
+
+class MLflow(Tracker):
     """``where`` is a tracking URI."""
 
     package = "mlflow"
     place = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
 
     def __init__(self, where: str, project: str) -> None:
+        super().__init__(where, project)
         entities = importlib.import_module("mlflow.entities")
         self._param, self._metric = entities.Param, entities.Metric
-        self._client = importlib.import_module("mlflow.tracking").MlflowClient(where)
+        self._client = importlib.import_module("mlflow.tracking").MlflowClient(self.where)
         found = self._client.get_experiment_by_name(project)
         self._folder = found.experiment_id if found else self._client.create_experiment(project)
 
     def known(self) -> set[str]:
-        """The ids of runs that were written to their end; what a killed export left is deleted."""
         found, token = set(), None
         while True:
             page = self._client.search_runs([self._folder], page_token=token)
@@ -198,18 +219,21 @@ class MLflow:
         return re.sub(r"[^\w./ -]", "_", key, flags=re.ASCII)
 
 
-class WandB:
+class WandB(Tracker):
     """Offline runs in a directory, which ``wandb sync`` uploads; nothing is sent."""
 
     package = "wandb"
     place = "."
 
     def __init__(self, where: str, project: str) -> None:
-        self._home, self._project = Path(where) / "wandb", project
+        super().__init__(where, project)
         self._wandb = importlib.import_module("wandb")
 
+    @property
+    def _home(self) -> Path:
+        return Path(self.where) / "wandb"
+
     def known(self) -> set[str]:
-        """The ids of runs that were written to their end."""
         return {one.name.split("-", 4)[-1] for one in self._home.glob("offline-run-*-hpctk-*")}
 
     def write(self, run: Tracked) -> None:
@@ -220,7 +244,7 @@ class WandB:
             console="off", silent=True, x_disable_stats=True, x_disable_meta=True
         )
         made = self._wandb.init(
-            project=self._project,
+            project=self.project,
             id=f"hpctk-{run.id}",
             name=run.id,
             mode="offline",
@@ -236,4 +260,101 @@ class WandB:
         remove_tree(staging)
 
 
-TRACKERS: dict[str, type[MLflow | WandB]] = {"mlflow": MLflow, "wandb": WandB}
+class TensorBoard(Tracker):
+    """A directory for each run, with its hyperparameters and scalars."""
+
+    package = "tensorboard"
+    place = "tensorboard"
+
+    def __init__(self, where: str, project: str) -> None:
+        super().__init__(where, project)
+        proto, hparams = "tensorboard.compat.proto", "tensorboard.plugins.hparams"
+        self._event = importlib.import_module(f"{proto}.event_pb2").Event
+        self._summary = importlib.import_module(f"{proto}.summary_pb2")
+        self._hparams = importlib.import_module(f"{hparams}.plugin_data_pb2")
+        self._metadata = importlib.import_module(f"{hparams}.metadata")
+        self._records = importlib.import_module("tensorboard.summary.writer.record_writer")
+
+    def known(self) -> set[str]:
+        return {one.parent.name for one in Path(self.where, self.project).glob("*/events.*.hpctk")}
+
+    def write(self, run: Tracked) -> None:
+        buffer = io.BytesIO()
+        writer = self._records.RecordWriter(buffer)
+        writer.write(
+            self._event(wall_time=run.begin, file_version="brain.Event:2").SerializeToString()
+        )
+        for summary in self._about(run):
+            event = self._event(wall_time=run.begin, summary=summary)
+            writer.write(event.SerializeToString())
+        for step, values in enumerate(run.steps):
+            named = [
+                self._summary.Summary.Value(tag=key, simple_value=one)
+                for key, one in values.items()
+            ]
+            event = self._event(
+                wall_time=run.end, step=step, summary=self._summary.Summary(value=named)
+            )
+            writer.write(event.SerializeToString())
+        directory = Path(self.where, self.project, run.id)
+        directory.mkdir(parents=True, exist_ok=True)
+        replace_file(directory / f"events.out.tfevents.{run.end:.0f}.hpctk", [buffer.getvalue()])
+
+    def _about(self, run: Tracked) -> Iterator[Any]:
+        """what the dashboard of hyperparameters reads."""
+        kinds = self._hparams
+        start = kinds.SessionStartInfo(group_name=run.id, start_time_secs=run.begin)
+        for key, one in run.params.items():
+            kind = {bool: "bool", str: "string"}.get(type(one), "number")
+            setattr(start.hparams[key], f"{kind}_value", one)
+        status = 1 if run.is_done else 2  # STATUS_SUCCESS, STATUS_FAILURE of its api.proto
+        end = kinds.SessionEndInfo(status=status, end_time_secs=run.end)
+        for tag, told in (
+            (self._metadata.SESSION_START_INFO_TAG, {"session_start_info": start}),
+            (self._metadata.SESSION_END_INFO_TAG, {"session_end_info": end}),
+        ):
+            data = kinds.HParamsPluginData(version=self._metadata.PLUGIN_DATA_VERSION, **told)
+            plugin = self._summary.SummaryMetadata.PluginData(
+                plugin_name=self._metadata.PLUGIN_NAME, content=data.SerializeToString()
+            )
+            value = self._summary.Summary.Value(
+                tag=tag,
+                metadata=self._summary.SummaryMetadata(plugin_data=plugin),
+                tensor=self._metadata.NULL_TENSOR,
+            )
+            yield self._summary.Summary(value=[value])
+
+
+class Trackio(Tracker):
+    """Runs in a database of trackio on this machine; each is written by one transaction."""
+
+    package = "trackio"
+    place = os.environ.get("TRACKIO_DIR", "")
+
+    def __init__(self, where: str, project: str) -> None:
+        super().__init__(where, project)
+        if where:
+            os.environ["TRACKIO_DIR"] = where
+        self._storage = importlib.import_module("trackio").SQLiteStorage
+
+    def known(self) -> set[str]:
+        return set(self._storage.get_runs(self.project))
+
+    def write(self, run: Tracked) -> None:
+        ended = datetime.fromtimestamp(run.end, UTC).isoformat()
+        rows: list[dict[str, Any]] = [*run.steps] or [{}]
+        self._storage.bulk_log(
+            self.project,
+            run.id,
+            rows,
+            timestamps=[ended] * len(rows),
+            config={**run.params, **run.tags},
+        )
+
+
+TRACKERS: dict[str, type[Tracker]] = {
+    "mlflow": MLflow,
+    "wandb": WandB,
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+}

@@ -156,8 +156,16 @@ def _stdout_on_stderr() -> Iterator[None]:
 def export(
     run: RunArgument = None,
     *,
-    to: Annotated[str, value("mlflow|wandb", "Tracker to write to.")],
-    into: Annotated[str | None, value("DIR|URI", "Directory for wandb; URI for mlflow.")] = None,
+    to: Annotated[
+        str,
+        value(
+            "mlflow|wandb|tensorboard|trackio|optuna",
+            "Tracker to write to; optuna: the study of a study or campaign.",
+        ),
+    ],
+    into: Annotated[
+        str | None, value("DIR|URI", "Directory to write to; or an URI for mlflow and optuna.")
+    ] = None,
     project: Annotated[
         str | None, value("NAME", "Name of the project there. [default: the run's name]")
     ] = None,
@@ -171,8 +179,15 @@ def export(
     Examples:
         hpctk export runs/eval --to mlflow --into sqlite:///mlflow.db
         hpctk export runs/eval --to wandb && wandb sync wandb/offline-run-*
+        hpctk export runs/tune --to optuna --into sqlite:///study.db
     """
     opened = open_run(run)
+    if to == "optuna":
+        from hpc_toolkit.study import export as export_study
+
+        export_study(opened, into or "study.log")
+        show({"written": into or "study.log"}, [into or "study.log"], as_json=as_json)
+        return
     from hpc_toolkit.tracking import export as export_run
 
     # What trackers print on the way belongs to stderr.

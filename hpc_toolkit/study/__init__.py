@@ -1,10 +1,11 @@
 """Optuna studies on the workers of a run, without a database: create a study, and read it.
 
-The items of the run are the trials of the study.
+The items of the run are the trials of the study; the arms of a campaign can be read as trials too.
 """
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
@@ -25,6 +26,8 @@ from hpc_toolkit.worker.loading import new_manifest
 
 if TYPE_CHECKING:
     import optuna
+
+    from hpc_toolkit.bandit.arms import Column
 
 SAMPLERS, PRUNERS = ("tpe", "gp", "cmaes", "random"), ("hyperband", "median", "none")
 DIRECTIONS = ("minimize", "maximize")
@@ -142,7 +145,13 @@ def load(run: Run | str | Path) -> optuna.Study:
 
     A trial is FAIL once its item failed for good, and RUNNING or WAITING while that is pending.
 
-    Raises RunError: the run is not a study.
+    Of a campaign: its arms that were requested or have results, in this order. A trial is COMPLETE
+    if its arm has a reward over the tasks by which the best arm was compared: all tasks, or those
+    of a race. It is FAIL if it has results of these tasks and no reward, and else RUNNING, or
+    PRUNED once the search is over. ``user_attrs`` are the arm's name, its scores, the standard
+    error of its reward, and its seconds; the times of trials are that of this call.
+
+    Raises RunError: the run is neither.
     """
     _need("optuna")
     import optuna
@@ -150,10 +159,95 @@ def load(run: Run | str | Path) -> optuna.Study:
     from hpc_toolkit.study.trials import TrialFiles, TrialStorage, outcome
 
     run = run if isinstance(run, Run) else Run.open(run)
+    if run.manifest.campaign is not None:
+        return _of_campaign(run)
     if run.manifest.stages[0].workload.function != STUDY:
-        message = f"{run.root} is not a study"
+        message = f"{run.root} is not a study or a campaign"
         raise RunError(message, hint="'hpctk study' makes one; 'hpctk gather' reads any run")
     rows = [run.values.restored(row) for row in run.table(partial=True) if row["state"] == "done"]
     settled = {row["item"]["trial"]: outcome(row["value"]) for row in rows}
     storage = TrialStorage(TrialFiles(run.paths, run.manifest, settled))
     return optuna.load_study(study_name=run.manifest.run, storage=storage)
+
+
+def _of_campaign(run: Run) -> optuna.Study:
+    import optuna
+    from optuna.trial import TrialState
+
+    from hpc_toolkit.bandit.arms import columns_of
+    from hpc_toolkit.campaign.evaluations import searched_of
+    from hpc_toolkit.campaign.search import score_of
+    from hpc_toolkit.campaign.settings import settings_of
+
+    found = searched_of(run.view, settings_of(run.view.paths, run.manifest))
+    campaign, best = found.campaign, found.best
+    names, keys = campaign.tasks.names, {one.id: dict(one.keys) for one in found.arms.arms}
+    arms = list(keys.values())
+    over = [name for name in names if best is None or name in {*best.tasks, *best.failed}]
+    rewards = found.rewards(found.arms.ids, over)
+    columns = columns_of(arms, campaign.rows.features if campaign.rows else {})
+    spaces = {one.key: _space(one, arms) for one in columns}
+    study = optuna.create_study(study_name=run.manifest.run, direction="maximize")
+    for arm in dict.fromkeys([*found.asked, *found.rows]):
+        rows, reward = found.rows.get(arm, {}), rewards.get(arm)
+        told = {"arm": arm, **{f"score.{task}": score_of(row) for task, row in rows.items()}}
+        told["seconds"] = sum(row["seconds"] for row in rows.values())
+        state = TrialState.PRUNED if found.sealed else TrialState.RUNNING
+        if reward is not None:
+            state, told["stderr"] = TrialState.COMPLETE, reward.stderr
+        elif rows.keys() >= set(over):
+            state = TrialState.FAIL
+        given = {key: _plain(value) for key, value in keys[arm].items() if value is not None}
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state,
+                value=None if reward is None else reward.mean,
+                params=given,
+                distributions={key: spaces[key] for key in given},
+                user_attrs=told,
+            )
+        )
+    return study
+
+
+def _space(column: Column, arms: list[dict[str, Any]]) -> optuna.distributions.BaseDistribution:
+    """The values of a key, which are all that a policy could choose."""
+    from optuna import distributions as kinds
+
+    from hpc_toolkit.bandit.arms import LINEAR, LOG
+
+    values = [arm[column.key] for arm in arms if arm.get(column.key) is not None]
+    types, log = {type(value) for value in values}, column.kind == LOG
+    if column.kind in (LINEAR, LOG) and types <= {int, float}:
+        kind = kinds.IntDistribution if types == {int} else kinds.FloatDistribution
+        return kind(min(values), max(values), log=log)
+    return kinds.CategoricalDistribution(list(dict.fromkeys(map(_plain, values))))
+
+
+def _plain(value: Any) -> Any:
+    """A value as Optuna has choices: others than numbers and text are JSON."""
+    return value if isinstance(value, str | int | float) else json.dumps(value, sort_keys=True)
+
+
+def export(run: Run, target: str) -> None:
+    """Copy what :func:`load` returns to an Optuna storage: a URL, or a file of its JournalStorage.
+
+    Optuna's own messages below warnings are turned off.
+
+    Raises ConfigError: the storage has a study of this name, or cannot be written.
+    """
+    _need("optuna")
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = load(run)
+    try:
+        file = JournalFileBackend(target) if "://" not in target else None
+        storage = target if file is None else optuna.storages.JournalStorage(file)
+        named = {"study_name": study.study_name, "directions": study.directions}
+        optuna.create_study(storage=storage, **named).add_trials(study.trials)
+    except Exception as error:
+        message = f"{target}: {type(error).__name__}: {error}"
+        hint = "name a new file, or a URL such as sqlite:///study.db"
+        raise ConfigError(message, hint=hint) from error

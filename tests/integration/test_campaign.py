@@ -100,6 +100,13 @@ def test_campaign_runs_all_stages_once_and_is_refused_with_changed_settings(toy:
     assert status["stages"]["prepare"]["done"] == 2
     assert status["stages"]["metrics"]["done"] == ARMS
     assert status["stages"]["tasks"]["done"] == 14 * 3
+    optuna = pytest.importorskip("optuna")
+    assert toy("export", "--to", "optuna").out == "study.log\n"
+    file = optuna.storages.journal.JournalFileBackend(str(toy.cwd / "study.log"))
+    found = optuna.load_study(study_name="toy", storage=optuna.storages.JournalStorage(file))
+    assert found.best_trial.user_attrs["arm"] == summary["best"]["arm"]
+    assert found.best_value == summary["best"]["reward"]
+    assert found.trials_dataframe()["state"].tolist() == ["COMPLETE"] * 14
 
     assert run(toy) == summary
     assert asked(toy.cwd) == entries

@@ -117,9 +117,14 @@ def test_killed_workers_repeat_their_trials_and_no_trial_is_lost(hpctk: Hpctk) -
     hpctk("gather", "runs/tune", "-o", "rows.csv")
     head = Path("rows.csv").read_text().splitlines()[0]
     assert head.endswith("value.state,value.value,value.params.x,value.params.kind,value.params.y")
-    copy = optuna.create_study(storage=_journal("study.log"))
-    copy.add_trials(found)
-    assert [_told(one) for one in copy.trials] == [_told(one) for one in found]
+    export = ("export", "runs/tune", "--to", "optuna")
+    assert hpctk(*export).out == "study.log\n"
+    exported = optuna.load_study(study_name="tune", storage=_journal("study.log"))
+    assert [_told(one) for one in exported.trials] == [_told(one) for one in found]
+    assert exported.best_value == best.value
+    again = hpctk(*export)
+    assert again.code == 1
+    assert "DuplicatedStudyError" in again.err
     assert hpctk(*LINE, "--workers", "4").code == 0
     assert lines("calls.jsonl") == calls
 

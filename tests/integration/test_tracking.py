@@ -97,6 +97,49 @@ def _of_wandb(where: str) -> dict[str, Seen]:
     return found
 
 
+def _of_tensorboard(where: str) -> dict[str, Seen]:
+    events = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    kinds = importlib.import_module("tensorboard.plugins.hparams.plugin_data_pb2")
+    found = {}
+    for path in Path(where, "proj").iterdir():
+        read = events.EventAccumulator(str(path)).Reload()
+        told = {
+            tag: kinds.HParamsPluginData.FromString(content)
+            for tag, content in read.PluginTagToContent("hparams").items()
+        }
+        start = told["_hparams_/session_start_info"].session_start_info
+        end = told["_hparams_/session_end_info"].session_end_info
+        scalars = {tag: [one.value for one in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+        found[path.name] = Seen(
+            start.hparams["lr"].number_value,
+            scalars.get("value.loss", []),
+            scalars.get("value.acc", []),
+            "ok" if end.status == 1 else None,  # a TensorBoard has no tags
+            end.status == 1,
+        )
+    return found
+
+
+def _of_trackio(where: str) -> dict[str, Seen]:
+    trackio = importlib.import_module("trackio")
+    found = {}
+    for one in trackio.Api().runs("proj"):
+        config = one.config or {}
+        logs = trackio.SQLiteStorage.get_logs("proj", one.name)
+
+        def series(name: str, logs: list[dict[str, float]] = logs) -> list[float]:
+            return [log[name] for log in logs if name in log]
+
+        found[one.name] = Seen(
+            config["lr"],
+            series("value.loss"),
+            series("value.acc"),
+            config.get("value.note"),
+            config["hpctk.state"] == "done",
+        )
+    return found
+
+
 class Kind(NamedTuple):
     read: Callable[[str], dict[str, Seen]]
     where: str
@@ -108,6 +151,8 @@ class Kind(NamedTuple):
 KINDS = {
     "mlflow": Kind(_of_mlflow, "sqlite:///{}/ml.db", "MlflowClient.log_batch"),
     "wandb": Kind(_of_wandb, "{}/wandb-runs", "publish_directory"),
+    "tensorboard": Kind(_of_tensorboard, "{}/tensorboard", "replace_file"),
+    "trackio": Kind(_of_trackio, "{}/trackio", "SQLiteStorage.bulk_log"),
 }
 
 KILLED = """
@@ -134,6 +179,7 @@ def test_each_finished_item_is_one_run_of_a_tracker_however_often_it_is_exported
 ) -> None:
     pytest.importorskip({"mlflow": "mlflow.tracking"}.get(to, to))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "m.py").write_text(CODE)
     kind = KINDS[to]

@@ -13,16 +13,20 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.distributions import FloatDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.testing.pytest_storages import StorageTestCase
 from optuna.trial import TrialState
 
 from hpc_toolkit import study
+from hpc_toolkit.campaign.arms import arm_id
+from hpc_toolkit.campaign.summary import summarize
 from hpc_toolkit.errors import ConfigError, PermanentError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import JournalWriter, seal_line
 from hpc_toolkit.study.trials import TrialFiles, Trials, TrialStorage
+from tests.unit.playedcampaign import NOOP, Played, campaign_of, toy
 from tests.unit.test_architecture import loaded
+from tests.unit.test_campaign_arms import campaign
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = [
@@ -31,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.constraints_func. has been deprecated"),
 ]
 RUNNING, WAITING, COMPLETE = TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE
-PRUNED = TrialState.PRUNED
+PRUNED, FAIL = TrialState.PRUNED, TrialState.FAIL
 
 
 def square(trial: optuna.Trial) -> float:
@@ -444,3 +448,66 @@ def test_reading_a_study_imports_no_optuna(tmp_path: Path) -> None:
 
     for argv in (["status", root], ["status", root, "--json"], ["gather", root, "--partial"]):
         assert not loaded(*argv) & {"optuna", "torch", "pandas", "matplotlib"}
+
+
+ROWS = """rows = [
+  { lr = 0.1, depth = 2, model = "a", opt = [1, 2], on = true },
+  { lr = 0.01, depth = 4, model = "b", opt = [1, 2], on = false },
+  { lr = 0.001, depth = 8, model = "fails", on = true },
+  { lr = 0.01, depth = 2, model = "b", opt = [3], on = true },
+]"""
+
+
+def test_a_campaign_is_a_study_of_its_arms(
+    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def value(item: dict[str, Any]) -> dict[str, Any] | None:
+        return None if item["model"] == "fails" else {"score": item["depth"] / 8, "stderr": 0.01}
+
+    tasks = f"workload = '{NOOP}'\nnames = ['a']"
+    own = campaign(tmp_path, ROWS, "budget = 4\npolicy = 'random'", tasks=tasks)
+    played = Played(fast_dir / "r", own, monkeypatch, value)
+    assert played.killed(1)
+    early = study.load(played.root)
+    played.coordinate()
+
+    found = study.load(played.root)
+
+    assert {one.state for one in early.trials} <= {COMPLETE, RUNNING, FAIL}
+    by_arm = {arm_id({**one.keys}): one for one in own.arms()}
+    states = {"a": COMPLETE, "b": COMPLETE, "fails": FAIL}
+    assert len(found.trials) == 4
+    for one in found.trials:
+        keys = by_arm.pop(one.user_attrs["arm"]).keys
+        told = {**keys, "opt": json.dumps(keys["opt"])} if "opt" in keys else keys
+        assert (one.params, one.state) == (told, states[keys["model"]])
+        if one.state == COMPLETE:
+            assert one.value == one.user_attrs["score.a"] == keys["depth"] / 8
+            assert one.user_attrs["stderr"] == 0.01
+    spaces = found.best_trial.distributions
+    assert spaces["lr"] == FloatDistribution(0.001, 0.1, log=True)
+    assert spaces["depth"] == IntDistribution(2, 8, log=True)
+    assert spaces["model"].choices == ("a", "b", "fails")
+    assert spaces["opt"].choices == ("[1, 2]", "[3]")
+    assert spaces["on"].choices == (True, False)
+    assert set(found.trials_dataframe()["params_depth"]) == {2, 4, 8}
+
+
+def test_an_arm_that_a_race_dropped_is_a_pruned_trial(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(
+        fast_dir / "r", toy({"policy": "racing", "options": {"first": 2, "c": 3.0}}), monkeypatch
+    )
+    played.coordinate()
+
+    found = study.load(played.root)
+
+    dropped = [one for one in found.trials if one.state == PRUNED]
+    assert dropped
+    assert all(len(one.user_attrs) == 4 and one.values is None for one in dropped)
+    best = summarize(Run.open(played.root).view, campaign_of(Run.open(played.root)))
+    assert best is not None
+    assert best.best is not None
+    assert found.best_trial.user_attrs["arm"] == best.best.arm
+    assert found.best_trial.params == best.best.keys

@@ -2,14 +2,15 @@
 
     python benchmarks/iterated.py [--items 500] [--workers 10] [--seconds 0.1] [--write]
 
-The work of docs/how-to/iterated-benchmarks.md: batches of 10, 3 attempts.
+The work of docs/how-to/iterated-benchmarks.md: batches of 10, 3 attempts, the monitor.
 In one run 1 item of 20 fails at its first attempt, one hangs there until its
 time of 5 s is over, and one kills its worker by SIGKILL. That run is verified.
-Beside it, in turns: the same without faults, and the same by a
+Beside it, in turns: the same without faults and monitor, and the same by a
 process pool of Python, which writes nothing down. When executions began is told by the items
 themselves. Exit code 0 if every result is there, was verified, and is equal in all runs.
 
-Takes about a minute on an idle machine, most of it asleep.
+Takes about a minute on an idle machine, most of it asleep. Needs the package with its extra
+``monitor``.
 """
 
 from __future__ import annotations
@@ -200,10 +201,13 @@ def measure(size: Size, root: Path) -> tuple[list[str], bool]:
     create(root / "full", items, size)
     pool_s = pooled(size, root)
     calm_s = worked(root / "calm", size)
-    full_s = worked(root / "full", size)
+    kept = ("--monitor",)
+    full_s = worked(root / "full", size, *kept)
     faults = fault_rows(root / "full", items)
     truth = numbers_of(root / "full")
     deaths = json.loads(hpctk("status", root / "full", "--json"))["deaths"]
+    (log,) = (root / "full" / "logs").glob("monitor-*.jsonl")
+    sampled = log.read_text().count('"type":"sample"')
     whole = len(truth) == size.items and truth == numbers_of(root / "calm") and deaths == 1
     ideal_s = size.items * size.seconds / size.workers
     lines = [
@@ -215,14 +219,14 @@ def measure(size: Size, root: Path) -> tuple[list[str], bool]:
             [
                 ["process pool of Python, nothing written", f"{pool_s:.1f}", "1.00"],
                 ["hpctk, no fault", f"{calm_s:.1f}", f"{calm_s / pool_s:.2f}"],
-                ["hpctk, faults", f"{full_s:.1f}", f"{full_s / pool_s:.2f}"],
+                ["hpctk, faults, monitor", f"{full_s:.1f}", f"{full_s / pool_s:.2f}"],
             ],
         ),
         "",
         *table(["fault", "items", "until it ran again", "time lost"], faults),
         "",
         "Until it ran again: from the end of the attempt, or from its start if it did not end.",
-        f"{len(truth)} items have a result.",
+        f"{len(truth)} items have a result. The monitor took {sampled} samples.",
     ]
     return lines, whole
 

@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hpc_toolkit.cli import arguments
 from hpc_toolkit.cli.help import CHECK, Commands
 from hpc_toolkit.cli.scriptoptions import read_gpus
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.rundir.layout import all_runs
 from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.options import Option, Panels, flag
 from hpc_toolkit.system.quantities import parse_counts, parse_duration
+from hpc_toolkit.system.record import asdict
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
     from hpc_toolkit.doctor.sides import Report
     from hpc_toolkit.planning.forecast import Guess, Interval
+    from hpc_toolkit.planning.plan import Plan
     from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.results.sums import Efficiency
 
 
 _MOST_ITEMS = 10_000_000
@@ -68,7 +71,8 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
     """
     from hpc_toolkit.planning.forecast import Guess
     from hpc_toolkit.planning.nodes import node_of, site_for, unmet_by
-    from hpc_toolkit.planning.plan import as_lines, make_plan
+    from hpc_toolkit.planning.plan import make_plan
+    from hpc_toolkit.submit.jobs import used_by
 
     counts = sorted(parse_counts(given["nodes"], "--nodes", most=100_000))
     guess = None
@@ -83,17 +87,23 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
         most = counts[-1]
         site = site_for(site, where, nodes=most, gpus=gpus, gpu_type=kind, time_s=limit_s)
     node = node_of(site, gpus=gpus, workers=given["workers_per_node"])
-    found = make_plan(
-        _work(run, given["items"], guess),
-        guess,
-        counts,
-        site,
-        node,
-        now_s=_time_left(run) if given["items"] is None else None,
-        within_s=parse_duration(within, where="--within") if within else None,
-        limit_s=limit_s,
-    )
-    arguments.show(found.to_json(), as_lines(found), as_json=bool(given["json"]))
+    used = used_by(arguments.open_run(run).paths) if given["items"] is None else None
+    try:
+        found = make_plan(
+            _work(run, given["items"], guess),
+            guess,
+            counts,
+            site,
+            node,
+            now_s=_time_left(run) if given["items"] is None else None,
+            within_s=parse_duration(within, where="--within") if within else None,
+            limit_s=limit_s,
+        )
+    except HpcToolkitError:
+        if used is not None:  # of a complete run, whose jobs show what the next one needs
+            note(f"used: {used.line()}")
+        raise
+    _show(found, used, as_json=bool(given["json"]))
     if given["items"] is None:
         for text in unmet_by(node, limit_s, arguments.open_run(run).view):
             note(text, "warning")
@@ -127,6 +137,16 @@ def _work(given: str | None, items: int | None, guess: Guess | None) -> Work:
         message = f"--items {items}: not 1 to {_MOST_ITEMS} items"
         raise ConfigError(message, hint="plan a part of them")
     return typed_work(items)
+
+
+def _show(found: Plan, used: Efficiency | None, *, as_json: bool) -> None:
+    from hpc_toolkit.planning.plan import as_lines
+
+    record, lines = found.to_json(), as_lines(found)
+    if used is not None:
+        record["efficiency"] = asdict(used)
+        lines += [f"used so far: {used.line()}"]
+    arguments.show(record, lines, as_json=as_json)
 
 
 _WIDTH = 100

@@ -249,6 +249,7 @@ def read_facts(run: Run) -> RunFacts:
     from hpc_toolkit.results.activity import Activity, read_activity
     from hpc_toolkit.results.explain import group_failures
     from hpc_toolkit.results.history import History
+    from hpc_toolkit.submit.jobs import used_by
     from hpc_toolkit.system.clock import SystemClock
 
     problems: list[str] = []
@@ -270,7 +271,9 @@ def read_facts(run: Run) -> RunFacts:
         status = run.status(forecast=False)
     made_at = time.time()
     found = read("the timeline of the workers", activity, None)
+    used = read("what the jobs used", lambda: used_by(run.paths), None)
     return RunFacts(
+        used=used.line() if used is not None else "",
         status=status,
         manifest=run.manifest,
         made=made_at,

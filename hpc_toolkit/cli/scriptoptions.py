@@ -31,7 +31,7 @@ from hpc_toolkit.slurm.render.spec import (
     rivals_of,
 )
 from hpc_toolkit.slurm.render.values import PASSED, PASSED_ALONE, left_out
-from hpc_toolkit.system.options import Option, Panels, only_given
+from hpc_toolkit.system.options import Option, Panels, flag, only_given
 from hpc_toolkit.system.terminal import note
 
 if TYPE_CHECKING:
@@ -50,7 +50,10 @@ _DAILY: dict[str, tuple[str | Option, ...]] = {
     "Scheduling": ("array", "dependency", "requeue"),
     "Job and its log": ("job_name", "output", "sbatch"),
     "Training": (),
-    "Environment": ("run", "modules", "conda", "venv", "container", "env", "setup", "plain"),
+    "Environment": (
+        *("run", "modules", "conda", "venv", "container", "env", "setup", "plain"),
+        flag("monitor", "Log the load of each node in the run's directory."),
+    ),
 }
 """The options that the help shows, in its order, and those without a field."""
 
@@ -257,6 +260,8 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
         values["modules"] = values.pop("module")
     if "env" in values:
         values["env"] = tuple(map(read_variable, values["env"]))
+    if values.pop("monitor", False):
+        values["env"] = (*values.get("env", ()), ("HPCTK_MONITOR", "1"))
     if "gpus_per_node" in values:
         values |= read_gpus(values["gpus_per_node"])
     return values

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
+from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.report.panel import (
     WARN,
     Row,
@@ -27,10 +28,12 @@ from hpc_toolkit.report.panel import (
 )
 from hpc_toolkit.report.terminal import Look, draw
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.layout import all_runs, find_run, refuse_removed
+from hpc_toolkit.rundir.files import list_names
+from hpc_toolkit.rundir.layout import RunPaths, all_runs, find_run, refuse_removed
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.system.options import Panels, flag
 from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.record import asdict
 from hpc_toolkit.system.terminal import aligned, cut, printable, show_error
 
 if TYPE_CHECKING:
@@ -89,6 +92,15 @@ def status(run: str | None, **given: Any) -> None:
         sys.exit(1)
 
 
+def _may_be_measured(paths: RunPaths) -> bool:
+    """Whether a job ran the workers, or samples of the nodes were taken; without many imports."""
+    if any(name.startswith("monitor-") for name in list_names(paths.logs)) or paths.jobs.exists():
+        return True
+    names = (name for name in list_names(paths.workers) if name.endswith(".json"))
+    first = next((read_presence(paths.workers / name) for name in names), None)
+    return first is not None and first.job is not None
+
+
 def _of_run(run: Run, given: dict[str, Any], *, watch: bool, screen: bool) -> bool:
     """Show a run, with ``watch`` until it is complete; whether it has failed items."""
     from hpc_toolkit.submit.jobs import kept_jobs
@@ -96,10 +108,18 @@ def _of_run(run: Run, given: dict[str, Any], *, watch: bool, screen: bool) -> bo
     verbose, slurm = bool(given["verbose"]), given["slurm"]
 
     def show(now: Status, records: list[JobRecord], _seen: object = None) -> None:
+        used = None
+        if now.complete and (records or _may_be_measured(run.paths)):
+            # Asked once, when nothing changes any more.
+            from hpc_toolkit.submit.jobs import used_by
+
+            used = used_by(run.paths, ask=slurm)
         if given["json"]:
-            print(json.dumps({**now.to_json(), "jobs": job_facts(records)}), flush=True)
+            more = {"efficiency": asdict(used)} if used is not None else {}
+            print(json.dumps({**now.to_json(), "jobs": job_facts(records), **more}), flush=True)
             return
         rows = panel(now, records, verbose=verbose)
+        rows += [Row("used", used.line())] if used else []
         for _, one in kept_jobs(run.paths):
             end = f"; no more are sent: {one['ended']}" if one["ended"] else ""
             if not end and one.get("refused"):

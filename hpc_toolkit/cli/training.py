@@ -13,7 +13,9 @@ from typing import Annotated, Any
 
 from hpc_toolkit.cli.arguments import argument, value
 from hpc_toolkit.cli.help import TRAIN, Commands
+from hpc_toolkit.cli.working import monitored
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.options import (
     Option,
     Panels,
@@ -23,7 +25,7 @@ from hpc_toolkit.system.options import (
     without_separator,
 )
 from hpc_toolkit.system.quantities import format_duration, parse_counts, parse_duration
-from hpc_toolkit.system.ranks import in_step
+from hpc_toolkit.system.ranks import RankInfo, in_step
 from hpc_toolkit.system.terminal import note, printable_lines, show_error
 from hpc_toolkit.training.launch import plan
 from hpc_toolkit.training.launch.plan import Step
@@ -35,6 +37,7 @@ PANELS: Panels = {
         Option("run_dir", "Shared directory; required for several nodes.", "DIR"),
         Option("backend", "Backend. [default: nccl with GPUs, else gloo]", "nccl|gloo"),
         Option("start_timeout", "Time to wait for all nodes.", "DURATION", default=_START_TIMEOUT),
+        Option("monitor", "Log the load of this node in --run-dir.", "", variable="HPCTK_MONITOR"),
         flag("dry_run", "Show the commands for this node; start nothing."),
     ),
     "Ranks": (
@@ -135,6 +138,9 @@ def launch(
         hint = f"hpctk launch {word} ... {name}; for the script: hpctk launch ... {name} -- {word}"
         raise ConfigError(message, hint=hint)
     run_dir, backend = given.pop("run_dir"), given.pop("backend")
+    monitor = bool(given.pop("monitor"))
+    if monitor and run_dir is None:
+        raise ConfigError("--monitor needs --run-dir", hint="it writes below DIR/logs/")
     start_timeout, dry_run = given.pop("start_timeout"), given.pop("dry_run")
     of_torchrun = only_given(given)
     if "shutdown_timeout" in of_torchrun:
@@ -156,7 +162,9 @@ def launch(
     from hpc_toolkit.training.launch import launcher
     from hpc_toolkit.training.progress import summary
 
-    outcome = launcher.launch(request)
+    paths = RunPaths(request.run_dir or Path())
+    with monitored(paths, RankInfo.from_environ(), wanted=monitor):
+        outcome = launcher.launch(request)
     if outcome.error is not None:
         if sys.stdout is not None:  # closed by the caller: >&-
             sys.stdout.flush()

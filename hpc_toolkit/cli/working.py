@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, Panels, flag, many
 from hpc_toolkit.system.quantities import counted, format_duration, parse_duration, parse_size
-from hpc_toolkit.system.ranks import RankInfo, other_hosts, other_job
+from hpc_toolkit.system.ranks import RankInfo, host_name, other_hosts, other_job
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.system.terminal import note, printable
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.engines.raydriver import RaySettings
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.system.binding import Shares
     from hpc_toolkit.worker.worker import WorkerOptions
 
@@ -61,6 +62,7 @@ PANELS: Panels = {
         ),
         Option("memory_per_worker", "Memory limit; Python raises MemoryError beyond it.", "SIZE"),
     ),
+    "Monitoring": (Option("monitor", "Log the load of this host.", "", variable="HPCTK_MONITOR"),),
     "Ray": (Option("ray_address", "Cluster. [default: auto: $RAY_ADDRESS]", "auto|HOST:PORT"),),
 }
 """Options of ``hpctk work``, by the panel of the help that shows them."""
@@ -83,7 +85,7 @@ def work(run: str | None, **given: Any) -> None:
 
     Examples:
         hpctk work runs/eval --workers 4
-        hpctk work runs/eval --deadline 2h
+        hpctk work runs/eval --deadline 2h --monitor
     """
     sys.exit(prepare_work(run, **given)())
 
@@ -141,26 +143,27 @@ def _work(
     given: dict[str, Any],
 ) -> int:
     workers = given["workers"]
-    if on_ray is not None:
-        from hpc_toolkit.engines.raydriver import work_on_ray
+    with monitored(run.paths, rank, wanted=bool(given["monitor"])):
+        if on_ray is not None:
+            from hpc_toolkit.engines.raydriver import work_on_ray
 
-        return with_progress(run, partial(work_on_ray, run, workers, options, on_ray))
-    if rank.in_step:
-        if workers is not None and workers > 1:
-            shares = divide_task(shares, rank, workers)
-        return run.work(None if workers == 1 else workers, options, shares=shares)
-    spans = any("nodes" in (stage.needs or {}) for stage in run.manifest.stages)
-    if not spans and (warning := unused(workers, os.environ)):
-        note(warning, "warning")
-    from hpc_toolkit.system.gpus import visible_gpus
+            return with_progress(run, partial(work_on_ray, run, workers, options, on_ray))
+        if rank.in_step:
+            if workers is not None and workers > 1:
+                shares = divide_task(shares, rank, workers)
+            return run.work(None if workers == 1 else workers, options, shares=shares)
+        spans = any("nodes" in (stage.needs or {}) for stage in run.manifest.stages)
+        if not spans and (warning := unused(workers, os.environ)):
+            note(warning, "warning")
+        from hpc_toolkit.system.gpus import visible_gpus
 
-    count = workers if workers is not None else shares.workers_on(len(visible_gpus()))
-    if shares:
-        from hpc_toolkit.system.binding import place_workers, read_machine
+        count = workers if workers is not None else shares.workers_on(len(visible_gpus()))
+        if shares:
+            from hpc_toolkit.system.binding import place_workers, read_machine
 
-        for worker, place in enumerate(place_workers(read_machine(), shares, count)):
-            print(f"worker {worker}: {place}", file=sys.stderr)
-    return with_progress(run, partial(run.work, count, options, shares=shares))
+            for worker, place in enumerate(place_workers(read_machine(), shares, count)):
+                print(f"worker {worker}: {place}", file=sys.stderr)
+        return with_progress(run, partial(run.work, count, options, shares=shares))
 
 
 def unused(workers: int | None, environ: Mapping[str, str]) -> str:
@@ -316,6 +319,20 @@ def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: 
                 raise ConfigError(message, hint=hint)
         os.environ.update(Place(memory_bytes=size).environment())
     return shares
+
+
+@contextmanager
+def monitored(paths: RunPaths, rank: RankInfo, *, wanted: bool) -> Iterator[None]:
+    """Sample this host beside the block; under Slurm one rank of each node does."""
+    if not wanted or rank.local_rank > 0:
+        yield
+        return
+    from hpc_toolkit.training.monitor import watching
+
+    log = paths.monitor_log(host_name(), os.getpid())
+    log.parent.mkdir(parents=True, exist_ok=True)  # the directory of a training may be new
+    with watching(log):
+        yield
 
 
 def ray_settings(address: str | None, shares: Shares, *, on_ray: bool) -> RaySettings | None:

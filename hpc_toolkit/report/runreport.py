@@ -38,6 +38,8 @@ class RunFacts:
     """When these facts were read, in epoch seconds."""
     activity: Activity | None = None
     """None: no worker has started, or its files cannot be read."""
+    used: str = ""
+    """The share of CPUs, GPUs and memory that the jobs used, on one line."""
     failures: Sequence[Failures] = ()
     search: Sequence[Section] = ()
     """Sections about the search of a campaign, its outcome first."""
@@ -152,6 +154,7 @@ def _status(facts: RunFacts) -> Section:
     if _follow(facts.manifest):  # the stages have a section
         shown = list(dropwhile(lambda row: row.bar is not None or not row.label, shown))
     rows: list[Row] = [(row.label, row.text) for row in shown]
+    rows += [("used", facts.used)] if facts.used else []
     return Section(title="Status", tables=(Table(title="", columns=(), rows=rows),))
 
 

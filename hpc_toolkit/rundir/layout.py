@@ -86,6 +86,10 @@ class RunPaths:
     def worker_log(self, name: str) -> Path:
         return self.logs / f"{name.partition('.')[0]}.log"
 
+    def monitor_log(self, host: str, pid: int) -> Path:
+        """Samples that the monitor of one process took on its host."""
+        return self.logs / f"monitor-{host.replace('/', '-')}-{pid}.jsonl"
+
     def make(self, stages: list[str]) -> None:
         for path in (self.workers, self.journals, self.logs, self.control, self.bandit):
             path.mkdir()

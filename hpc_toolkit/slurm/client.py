@@ -281,17 +281,30 @@ def sacct(
     ``since`` is the time of the earliest submission in epoch seconds; None: 30 days ago. Jobs that
     ended a day or more before it are older jobs with reused ids.
     """
-    argv = ["sacct", *on_cluster(cluster), "--noheader", "--parsable2", "--duplicates"]
+    argv = _sacct(cluster, since, ("--allocations", f"--format={','.join(records.SACCT_FIELDS)}"))
+    found: dict[str, records.JobRecord] = {}
+    for some, done in _answers(argv, ids, "accounting storage is disabled", timeout_s):
+        found |= records.by_id(records.parse_sacct(done.stdout), some)
+    return found
+
+
+def sacct_text(ids: Iterable[str], fields: Iterable[str], *, cluster: str = "") -> str:
+    """Return these columns of jobs and their steps, a line each; "" without an answer."""
+    argv = _sacct(cluster, None, (f"--format={','.join(fields)}",))
+    try:
+        return "".join(one.stdout for _, one in _answers(argv, ids, "disabled", ASK_S))
+    except SlurmError:
+        return ""
+
+
+def _sacct(cluster: str, since: float | None, options: Iterable[str]) -> list[str]:
+    argv = ["sacct", *on_cluster(cluster), "--noheader", "--parsable2", "--duplicates", *options]
     # By default some versions search today only; a search from 1970 on takes minutes at large
     # sites.
     start = "now-30days"
     if since is not None:
         start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(0.0, since - _DAY_S)))
-    argv += ["--allocations", f"--format={','.join(records.SACCT_FIELDS)}", f"--starttime={start}"]
-    found: dict[str, records.JobRecord] = {}
-    for some, done in _answers(argv, ids, "accounting storage is disabled", timeout_s):
-        found |= records.by_id(records.parse_sacct(done.stdout), some)
-    return found
+    return [*argv, f"--starttime={start}"]
 
 
 def _answers(

@@ -15,8 +15,9 @@ import pwd
 import re
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.presence import Presence, read_presence
 from hpc_toolkit.rundir import files
@@ -25,6 +26,9 @@ from hpc_toolkit.rundir.trust import share
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
 from hpc_toolkit.system.ranks import boot_id, host_name, noted_name, process_ticks
 from hpc_toolkit.system.record import Record, asdict, replace
+
+if TYPE_CHECKING:
+    from hpc_toolkit.results.sums import Efficiency
 
 FORMAT = 1
 ASKED_AGAIN_S = 30.0
@@ -357,3 +361,25 @@ def kept_jobs(paths: RunPaths) -> list[tuple[Kept, dict[str, Any]]]:
         if name.startswith("keep-") and name.endswith(".json")
     ]
     return [(one, record) for one in found if (record := one.read())]
+
+
+def used_by(paths: RunPaths, *, ask: bool = True) -> Efficiency | None:
+    """What the ended jobs of a run used; None if nothing was measured.
+
+    ``ask``: ask the accounting about the newest 50 jobs. Raises nothing because of Slurm.
+    """
+    from hpc_toolkit.results.sums import FIELDS, efficiency, read_loads
+
+    by_cluster: dict[str, list[str]] = {}
+    for job in known_jobs(paths)[-_MOST_ASKED:] if ask else ():
+        by_cluster.setdefault(job.cluster, []).append(job.job)
+    accounts = ""
+    if by_cluster:
+        # Runs without jobs do without Slurm's client, which takes long to import.
+        from hpc_toolkit.slurm.client import sacct_text
+
+        for cluster, ids in by_cluster.items():
+            accounts += sacct_text(ids, FIELDS, cluster=cluster)
+    with suppress(OSError):
+        return efficiency(accounts, read_loads(paths))
+    return None

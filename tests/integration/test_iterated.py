@@ -75,3 +75,18 @@ def test_workers_are_bound_to_their_part_of_the_machine_replaced_ones_too(hpctk:
     refused = hpctk("work", "run", "--workers", len(cpus) + 1, "--cpus-per-worker", 1)
     assert refused.code == 1
     assert f"but this process can use only {len(cpus)}" in refused.err
+
+
+def test_the_first_rank_of_a_node_samples_it_when_the_environment_says_so(hpctk: Hpctk) -> None:
+    hpctk.make_sleeping(1, 0)
+    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "HPCTK_MONITOR": "1"}
+    ranks = [
+        hpctk.start("work", "run", env={**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
+        for rank in ("1", "0")
+    ]
+
+    assert [rank.ended().code for rank in ranks] == [0, 0]
+    (path,) = (hpctk.cwd / "run" / "logs").glob("monitor-*.jsonl")
+    header, *samples = map(json.loads, path.read_text().splitlines())
+    assert header["pid"] == ranks[1].pid
+    assert samples

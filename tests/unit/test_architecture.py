@@ -43,6 +43,8 @@ OF_WORKLOADS = [
 FENCES: dict[str, set[str]] = {
     "torch": {"doctor", "rundir.valuefiles", "rundir.values", "science", "training"},
     **{name: {"science.workloads"} for name in OF_WORKLOADS},
+    "psutil": {"training.monitor"},
+    "pynvml": {"training.monitor"},
     "hydra": {"sweeps"},
     "omegaconf": {"sweeps"},
     "ray": {"engines.raydriver"},

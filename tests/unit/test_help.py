@@ -298,7 +298,7 @@ PLAIN = [
     *("work", "work runs/first", "work runs/first --workers 4", "status"),
     *("work --workers=4 runs/first --strict-code", "status --slurm --verbose"),
     "work runs/first --idle-exit=1000d --lease=90s --deadline @1790000000 --grace 5",
-    *("status runs/first --json", "work --strict-code --cpus-per-worker 2"),
+    *("status runs/first --json", "work --monitor --cpus-per-worker 2"),
     "status --watch --check --no-slurm -v runs/first",
 ]
 UNUSUAL = [

@@ -49,7 +49,7 @@ def test_every_option_has_the_spellings_of_torchrun() -> None:
         for action in run.get_args_parser()._actions
     }
 
-    own = {"run_dir", "backend", "start_timeout", "dry_run"}
+    own = {"run_dir", "backend", "start_timeout", "monitor", "dry_run"}
     newer = {"numa_binding", "shutdown_timeout"} - torchruns.keys()  # torch 2.9
     for option in (one for group in PANELS.values() for one in group):
         name = option.name

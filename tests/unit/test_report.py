@@ -137,7 +137,7 @@ def record_of(kind: str, end: float, seconds: float) -> Claim | Attempt | Releas
 
 
 def busy_run(root: Path, texts: tuple[str, ...] = ("plain",)) -> ToyRun:
-    """A run whose items, errors, names and notes are ``texts``."""
+    """A run whose items, errors, names and notes are ``texts``, with samples of a monitor."""
     texts = tuple(text.encode(errors="replace").decode() for text in texts)
     toy = ToyRun(root, 0, sealed=False, group_by="name", max_attempts=1)
     toy.add([{"name": text, "id": number} for number, text in enumerate(texts)])
@@ -158,6 +158,21 @@ def busy_run(root: Path, texts: tuple[str, ...] = ("plain",)) -> ToyRun:
         worker.attempt(number, kind, at=1_001.0 + number, seconds=0.5, **given)
     worker.release(1_090.0)
     worker.presence.update(state="finished", note=texts[-1][:100])
+    lines = [
+        {"type": "header", "host": texts[0][:40], "started": 1_000.0, "gpus": [{}]},
+        *(
+            {
+                "type": "sample",
+                "t_s": float(second),
+                "cpu_percent": 50.0,
+                "rss_bytes": 1 << 30,
+                "gpus": [{"busy_percent": 80.0, "memory_used_bytes": 1 << 31}],
+            }
+            for second in range(90)
+        ),
+    ]
+    data = "\n".join([*map(json.dumps, lines), '{"type": "sam'])
+    toy.paths.monitor_log("n1", 7).write_text(data)
     return toy
 
 
@@ -238,6 +253,7 @@ def job_record(run: RunPaths) -> None:
     (run.jobs / "12.json").write_text('{"job": ["x"], "submitted": {}}')
 
 
+MONITOR = b"\xff\n[1]\n" + b'{"type":"header"}\n' * 3
 DAMAGES: dict[str, Callable[[RunPaths], object]] = {
     "torn journal": lambda run: os.truncate(
         run.journal("wa"), run.journal("wa").stat().st_size - 30
@@ -248,6 +264,7 @@ DAMAGES: dict[str, Callable[[RunPaths], object]] = {
     "no segment": lambda run: next(run.stage("items").items.iterdir()).unlink(),
     "no control": lambda run: run.control.rmdir(),
     "job record": job_record,
+    "monitor": lambda run: run.monitor_log("n1", 8).write_bytes(MONITOR),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.cli.working import read_shares, with_progress
+from hpc_toolkit.cli.working import monitored, read_shares, with_progress
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.binding import Shares, limit_memory
 from hpc_toolkit.system.ranks import RankInfo
@@ -53,6 +53,22 @@ def test_the_limit_of_memory_holds_in_a_process_and_raises_there() -> None:
             os._exit(code)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_monitor_is_one_of_each_node_and_only_where_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_HOST", "n1")
+    run = ToyRun(tmp_path / "run").reopen()
+
+    def written(rank: RankInfo, *, wanted: bool) -> list[str]:
+        with monitored(run.paths, rank, wanted=wanted):
+            pass
+        return [path.name for path in run.paths.logs.glob("monitor-*")]
+
+    assert written(ALONE, wanted=False) == []
+    assert written(IN_STEP, wanted=True) == []
+    assert written(ALONE, wanted=True) == [f"monitor-n1-{os.getpid()}.jsonl"]
 
 
 def test_a_run_that_cannot_be_read_at_the_end_leaves_the_exit_code_of_its_workers(

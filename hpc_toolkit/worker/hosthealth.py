@@ -137,7 +137,7 @@ class HostWatch(FailureCount):
     reason: str = ""
     """Why this worker must exit: its host, or itself, is sick; "" if it need not."""
     pause: str = ""
-    """Why this worker must exit with an error: so many items fail that the run pauses, or ""."""
+    """Why this worker must exit with an error: the run pauses, since many items failed; or ""."""
 
     def __init__(
         self, *, view: RunView, liveness: Liveness, clock: Clock, own: Presence, every_s: float

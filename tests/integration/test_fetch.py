@@ -120,7 +120,7 @@ def fetch(hpctk: Hpctk, url: str, *options: str, steps: tuple[int, ...] = (0, 1)
 def test_checkpoints_are_downloaded_once(hpctk: Hpctk, hub: tuple[str, type[Hub]]) -> None:
     url, handler = hub
     empty = fetch(hpctk, url, "--offline")
-    assert "org/m@step1: not in the local cache, and HF_HUB_OFFLINE is set\n" in empty.out
+    assert " of 2: org/m@step1: not in the local cache, and HF_HUB_OFFLINE is set\n" in empty.out
     assert (empty.code, handler.sent) == (1, {})
 
     done = fetch(hpctk, url)

@@ -119,8 +119,8 @@ class Filesystem:
                 return
 
 
-# glusterd goes into the background only after it has started a Python program for each of some 20
-# settings of replication between sites, and it waits for each: minutes on a busy machine.
+# glusterd goes into the background only after it has started a Python program for each setting of
+# replication between sites, one after the other, which takes long on a busy machine.
 _NO_REPLICATION = """
 for program in /usr/lib*/glusterfs/gsyncd /usr/lib/*/glusterfs/gsyncd /usr/libexec/glusterfs/gsyncd
 do

@@ -281,7 +281,7 @@ SEARCH = {"policy": "random", "budget": 8, "pending": 2}
 def played(
     root: Path, patch: pytest.MonkeyPatch, search: dict[str, Any], waits: int, at: float = 9e9
 ) -> Work:
-    """A campaign of 20 arms and 3 tasks whose coordinator was killed after so many waits."""
+    """A campaign of 20 arms and 3 tasks whose coordinator was killed after ``waits`` waits."""
     campaign = Played(root, toy(search), patch)
     assert campaign.killed(waits)
     run = Run.open(root)

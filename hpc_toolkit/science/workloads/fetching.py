@@ -128,7 +128,8 @@ def download(
             error = future.exception()
             if error is not None and not isinstance(error, Exception):
                 raise error
-            yield asked[future], None if error is None else first_line(error)
+            name = asked[future]
+            yield name, None if error is None else first_line(error).removeprefix(f"{name}: ")
     finally:
         # After Ctrl-C, those that have not begun do not begin.
         pool.shutdown(cancel_futures=True)

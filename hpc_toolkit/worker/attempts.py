@@ -10,7 +10,7 @@ import posix
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TextIO
@@ -227,6 +227,20 @@ def where(request: dict[str, Any]) -> str:
     return f'"unit":{unit},"generation":{request["generation"]},"item":'
 
 
+def results_of(workload: Any, context: Any, items: Iterator[dict[str, Any]]) -> Iterable[Any]:
+    """Call ``run`` of a workload class; refuse what is not one result for each item."""
+    results = workload.run(context, items)
+    if isinstance(results, str | bytes | Mapping) or not isinstance(results, Iterable):
+        message = f"run() returned {type(results).__name__}: yield one result for each item"
+        raise TypeError(message)
+    return results
+
+
+def too_few() -> RuntimeError:
+    """The failure of an item that ``run`` took and gave no result for."""
+    return RuntimeError("run() ended without a result for this item: yield one for each item")
+
+
 def try_item(workload: Any, group: Any, item: dict[str, Any]) -> dict[str, Any]:
     """Run one item in this process; return the line that a worker would write in its journal."""
     lines: list[bytes] = []
@@ -234,11 +248,11 @@ def try_item(workload: Any, group: Any, item: dict[str, Any]) -> dict[str, Any]:
     limits = {"deadline": None, "expected_s": 0.0, "failures_left": 1}
     report = Report({**place, **limits}, lambda _kind, line: lines.append(line))
     try:
-        for value in workload.run(workload.load(group), iter([item])):
+        for value in results_of(workload, workload.load(group), iter([item])):
             report.result(value)
             break
         else:
-            report.failure(RuntimeError("run() yielded fewer results than it took items"))
+            report.failure(too_few())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - the boundary of the user's code

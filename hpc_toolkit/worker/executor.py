@@ -291,18 +291,18 @@ class _Child:
             elif report.index == span.stop or report.failing:
                 return
             elif report.index < first + self._taken:
-                report.failure(RuntimeError("run() yielded fewer results than it took items"))
+                report.failure(attempts.too_few())
             elif report.over or self._is_worn:
                 return
             elif self._taken == 0:
-                report.failure(RuntimeError("run() took no item"))
+                report.failure(RuntimeError("run() took no item: iterate over them"))
 
     def _follow(self, span: range) -> BaseException | None:
         """Report results until the workload has no more or raises; return the exception."""
         report = self._report
         self._taken = 0
         try:
-            for value in self._workload.run(self._context, self._feed(span)):
+            for value in attempts.results_of(self._workload, self._context, self._feed(span)):
                 report.result(value)
                 if report.index == span.stop or report.failing:
                     break

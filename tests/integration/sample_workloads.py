@@ -186,6 +186,20 @@ class Hungry:
         return [self._batch]
 
 
+class Returning:
+    """Returns ``value`` for all items."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def load(self, group: Any) -> None:
+        """Nothing to prepare."""
+
+    def run(self, context: Any, items: Iterable[Item]) -> Any:
+        list(items)
+        return self._value
+
+
 class Miscounting:
     """Takes all items at once and gives ``more`` results than it took."""
 

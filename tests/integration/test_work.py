@@ -158,16 +158,17 @@ def test_group_that_cannot_be_loaded_fails_alone(hpctk: Hpctk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "error"),
+    ("workload", "options", "error"),
     [
-        ("Miscounting", "run() yielded fewer results than it took items"),
-        pytest.param("Refusing", "run() took no item", marks=pytest.mark.soak),
+        ("Miscounting", {"more": -1}, "run() ended without a result for this item"),
+        ("Returning", {"value": None}, "run() returned NoneType: yield one result"),
+        ("Returning", {"value": {"score": 1}}, "run() returned dict: yield one result"),
+        pytest.param("Refusing", {}, "run() took no item", marks=pytest.mark.soak),
     ],
 )
 def test_workload_that_yields_too_few_results_fails_the_items_without(
-    hpctk: Hpctk, workload: str, error: str
+    hpctk: Hpctk, workload: str, options: dict[str, Any], error: str
 ) -> None:
-    options = {"more": -1} if workload == "Miscounting" else {}
     run = hpctk.worked(
         [{"g": 1}] * 8,
         f"sample_workloads:{workload}",

@@ -175,14 +175,15 @@ def known_rows(sources: Sequence[str], stage: str) -> list[Row]:
 
 def _of_run(path: Path, stage: str) -> list[Row]:
     if not path.is_dir():
-        raise ConfigError(f"from: {path} is not a run directory", hint="name a run, not a table")
+        message = f"{stage}: from: {path} is not a run directory"
+        raise ConfigError(message, hint="name a run, not a table")
     manifest = read_manifest(path)
     view = RunView(RunPaths(path), manifest)
     name = stage
     if stage not in view.stages:
         name = manifest.stages[-1].name
         if stage == METRICS and manifest.campaign is not None:
-            message = f"{path} has no stage {METRICS!r}"
+            message = f"{stage}: from: {path} has no stage {METRICS!r}"
             raise ConfigError(message, hint="name the run that measured")
     rows = gather(view, name, partial=True).rows
     check_rows(rows)

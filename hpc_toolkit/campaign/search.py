@@ -140,17 +140,18 @@ def policy_of(campaign: Campaign, arms: bandit.ArmTable) -> bandit.Policy:
 
 def try_search(campaign: Campaign, file: str) -> None:
     """Make the policy and ask it once, so that a ConfigError comes before anything runs."""
-    search = campaign.search
+    search, where = campaign.search, file
     try:
+        rows, known = known_metrics(campaign), known_results(campaign)
+        where = f"{file}: search"
         # Metrics that are not measured yet are zero in this check.
         columns: MetricColumns = {name: [0.0 for _ in campaign.arms()] for name in search.metrics}
         if search.metrics and campaign.metrics is not None and campaign.metrics.known:
-            columns = metric_columns(campaign, known_metrics(campaign))
+            columns = metric_columns(campaign, rows)
         arms = make_arms(campaign, columns)
-        known = known_results(campaign)
         first, again = (_first_asks(CampaignSearch(campaign, arms, known)) for _ in range(2))
     except ConfigError as error:
-        raise ConfigError(f"{file}: search: {error.message}", hint=error.hint) from error
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
     if not first[0]:
         ended = CampaignSearch(campaign, arms, known)
         ended.advance(lambda _: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from hpc_toolkit.errors import ConfigError, ItemsError, near_path
 from hpc_toolkit.queue import lists
 from hpc_toolkit.queue.listfiles import COMMANDS, each_item, parse_file
 from hpc_toolkit.system import tomltable as t
+from hpc_toolkit.system.jsonlines import decoder, unique
 from hpc_toolkit.system.options import Option, Panels, many, only_given, spelled
 from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 from hpc_toolkit.system.terminal import printable
@@ -185,11 +185,18 @@ def _parse_options(pairs: Sequence[str]) -> dict[str, Any]:
             message = f"--option {pair!r} is not KEY=JSON, each KEY once"
             raise ConfigError(message, hint="such as --option batch_size=16")
         try:
-            options[key] = json.loads(text)
-        except ValueError:
-            options[key] = text
+            options[key] = decoder(object_pairs_hook=unique).decode(text)
+        except ValueError as error:
+            if not (text.startswith(("{", "[", '"')) or text in _NOT_JSON):
+                options[key] = text
+                continue
+            hint = "JSON has true, false and null, and its texts are in double quotes"
+            raise ConfigError(f"--option {pair!r} is not JSON: {error}", hint=hint) from error
     return options
 
+
+_NOT_JSON = ("True", "False", "None", "NaN", "Infinity", "-Infinity")
+"""Taken as texts, they would be what nobody means: 'False' is true in Python."""
 
 _SCALARS = (str, int, float, bool)
 
@@ -208,14 +215,6 @@ def _grid(value: object, where: str) -> dict[str, list[Any]]:
     return found
 
 
-def _is_json_table(value: object) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return isinstance(value, dict)
-
-
 def _reader(option: Option) -> Callable[[Any, str], Any]:
     """Reads the value of an option in a file."""
     if option.repeated:
@@ -227,7 +226,7 @@ _KEYS: dict[str, t.Key] = {
     **{one.name: (one.name, _reader(one)) for group in PANELS.values() for one in group},
     "count": ("count", t.number_from(1, float("inf"), "a whole number from 1", whole=True)),
     "grid": ("grid", _grid),
-    "options": ("options", t.kept(_is_json_table, "a table of values that JSON has")),
+    "options": ("options", t.kept(lambda v: isinstance(v, dict), "a table")),
     "open": ("open", t.flag),
     "needs": ("needs", lambda v, where: v if isinstance(v, dict) else t.text(v, where)),
     "retry": ("retry", lambda v, where: v if isinstance(v, dict) else t.text(v, where)),

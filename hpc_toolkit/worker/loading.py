@@ -19,6 +19,7 @@ from hpc_toolkit.queue.left import parse_max_failures
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.rundir import layout
 from hpc_toolkit.system.installation import OF_USER
+from hpc_toolkit.system.jsonlines import is_kept, not_json
 from hpc_toolkit.worker.code import code_file, collect_provenance
 
 Item = dict[str, Any]
@@ -179,6 +180,9 @@ def _check_limits(stage: layout.StageSpec) -> None:
     for name in ("max_attempts", "max_items_per_process", "recycle_at_mib", "log_limit_mib"):
         if (least := getattr(stage, name)) is not None and least < 1:
             raise ConfigError(f"{name} must be at least 1, got {least}")
+    options = stage.workload.options
+    if why := not_json(options) or ("" if is_kept(options) else "a key is not text"):
+        raise ConfigError(f"options: {why}", hint="use what JSON has, with texts as keys")
     if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
         raise ConfigError(f"timeout must be a positive number of seconds, got {stage.timeout_s:g}")
     if stage.pipefail and stage.workload.command is None:

@@ -103,6 +103,11 @@ ONE = '{"a": 1}\n'
             "--option 'x=2' is not KEY=JSON, each KEY once",
             "",
         ),
+        *(
+            (["--option", f"x={text}"], ONE, f"--option 'x={text}' is not JSON: ", "true, false")
+            for text in ("False", "NaN", "[1,", "[NaN]", '{"a": 1, "a": 2}')
+        ),
+        (["--option", "x=1e999"], ONE, "options: 'x' is inf", "use what JSON has"),
         (["--needs", "gpus=1,gpus=2"], ONE, "'gpus=1,gpus=2' is not NAME=VALUE,..., each once", ""),
         (["--command", "true"], ONE, "either a workload or a command", ""),
     ],

@@ -261,10 +261,11 @@ def stage(
     """
     from hpc_toolkit.slurm.batch.node import stage_paths
     from hpc_toolkit.slurm.batch.staging import stage_environment
-    from hpc_toolkit.system.processes import WARNING
+    from hpc_toolkit.system.processes import WARNINGS
 
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
-    signal.signal(WARNING, signal.SIG_IGN)
+    for number in WARNINGS:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # The script looks for the copies below Slurm's name of the node, whatever HPCTK_HOST says.
     host = os.environ.get("SLURMD_NODENAME") or host_name()

@@ -23,8 +23,7 @@ from hpc_toolkit.engines.rayrank import CONCURRENCY, Order, RankActor, check_roo
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.run import MAX_WORKERS, Run
 from hpc_toolkit.system.installation import how_to_add
-from hpc_toolkit.system.processes import describe_exit, handling
-from hpc_toolkit.worker.hiccups import DRAIN_SIGNALS
+from hpc_toolkit.system.processes import STOP_SIGNALS, describe_exit, handling
 from hpc_toolkit.worker.pool import BARREN_LIVES, overall_code, reported_error
 from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions
 
@@ -163,7 +162,7 @@ class Engine:
         Raises HpcToolkitError: the first error that a worker reported.
         """
         # Ray's own handlers would end the driver.
-        with handling(DRAIN_SIGNALS, lambda number, _: self._signals.append(number)):
+        with handling(STOP_SIGNALS, lambda number, _: self._signals.append(number)):
             for rank in range(self._workers):
                 self._start(rank)
             while self._lives:

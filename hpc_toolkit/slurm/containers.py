@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from hpc_toolkit.slurm.allowlist import refusal, setup_words
-from hpc_toolkit.system.processes import WARNING_NAME
+from hpc_toolkit.system.processes import WARNING_NAME, WARNING_NAMES
 
 Gpu = Literal["", "nvidia", "amd"]
 
@@ -29,7 +29,7 @@ CACHES = ("TMPDIR", "SLURM_TMPDIR", "SCRATCH", "HF_HOME", "TORCH_HOME", "XDG_CAC
 # which passes it on. Its own traps keep the shell until the program has ended.
 _RELAYED = "URG"
 _RELAY = (
-    f'exec 3<&0; "$@" <&3 3<&- & child=$!; trap : {WARNING_NAME} TERM; '
+    f'exec 3<&0; "$@" <&3 3<&- & child=$!; trap : {WARNING_NAMES} TERM; '
     f"trap 'kill -{WARNING_NAME} \"$child\"' {_RELAYED}; "
     'while wait "$child"; code=$?; kill -0 "$child" 2>/dev/null; do :; done; exit "$code"'
 )

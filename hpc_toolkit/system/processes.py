@@ -18,14 +18,14 @@ from hpc_toolkit.errors import TRY_AGAIN
 if TYPE_CHECKING:
     import subprocess
 
-WARNING = signal.SIGUSR1
-"""Slurm's warning that the time limit is near; templates/base.sbatch.j2 traps it by name."""
-WARNING_NAME = WARNING.name.removeprefix("SIG")
-"""The warning as sbatch, scancel and a shell write it."""
-WARNINGS = (WARNING, signal.SIGUSR2)
-"""Signals by which Slurm or a user may warn a program."""
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that warn of the time limit, such as Slurm's that job scripts request (the first)."""
+WARNING_NAMES = " ".join(number.name.removeprefix("SIG") for number in WARNINGS)
+"""The same as sbatch, scancel and a shell write them."""
+WARNING_NAME = WARNING_NAMES.partition(" ")[0]
+"""The warning that job scripts request and that ranks are sent."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
-"""Signals by which Slurm or a user may end or warn all processes of a step."""
+"""Signals by which Slurm or a user may end or warn all processes of a step, and a worker leaves."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

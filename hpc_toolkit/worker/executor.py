@@ -83,10 +83,9 @@ _signalled_at = -math.inf
 """Monotonic time of the last signal with which Slurm ends a step, or warns it."""
 
 
-def _note_signal(number: int, _frame: object) -> None:
+def _note_signal(_number: int, _frame: object) -> None:
     global _signalled_at  # noqa: PLW0603 - a handler has no other place
-    if number != signal.SIGUSR2:
-        _signalled_at = time.monotonic()
+    _signalled_at = time.monotonic()
     for command in _commands:
         command.note_signal()
 

@@ -21,7 +21,7 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import LOCK, WAITING
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import refuse_removed
-from hpc_toolkit.system.processes import WARNING, readable
+from hpc_toolkit.system.processes import STOP_SIGNALS, WARNINGS, readable
 from hpc_toolkit.worker.membership import Drain, new_name
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
     from hpc_toolkit.worker.membership import Membership
     from hpc_toolkit.worker.unitruns import UnitRunner
-
-DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, WARNING)
-"""Signals that ask a worker to finish its item and exit."""
 
 FIRST_S, GROWTH, LONGEST_S = 0.05, 1.5, 30.0
 """The first pause before another name is tried, the factor of the next, and the longest one."""
@@ -92,14 +89,14 @@ class Continuity:
         for fd in (self.wake_fd, self._wake_write):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for sig in DRAIN_SIGNALS:
+        for sig in STOP_SIGNALS:
             signal.signal(sig, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, DRAIN_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._signals += 1
         grace_s = self._grace_s
-        if number == WARNING and self.drain.deadline is not None:
+        if number in WARNINGS and self.drain.deadline is not None:
             # It comes minutes before the deadline: the running item has until then.
             grace_s = max(grace_s, self.drain.deadline - self._clock.monotonic())
         if self._signals > 1 and number == signal.SIGINT:

@@ -23,11 +23,10 @@ from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import CUDA, ranks_here, visible_gpus
 from hpc_toolkit.system.installation import open_streams
 from hpc_toolkit.system.needs import FEATURES
-from hpc_toolkit.system.processes import die_with_parent, handling, readable
+from hpc_toolkit.system.processes import STOP_SIGNALS, die_with_parent, handling, readable
 from hpc_toolkit.system.quantities import counted, format_duration
 from hpc_toolkit.system.ranks import RankInfo, host_name, without_rank
 from hpc_toolkit.system.record import Record, replace
-from hpc_toolkit.worker.hiccups import DRAIN_SIGNALS
 from hpc_toolkit.worker.starting import FORK_SERVER, packages_of
 from hpc_toolkit.worker.worker import EXIT_COMPLETE, WorkerOptions, start_worker
 
@@ -79,7 +78,7 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
         old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         chld = handling([signal.SIGCHLD], lambda *_: None)
         try:
-            with handling(DRAIN_SIGNALS, self._forward), chld:
+            with handling(STOP_SIGNALS, self._forward), chld:
                 if any(map(packages_of, self.manifest.stages)):
                     FORK_SERVER.start(common=True)
                 for slot in range(self.workers):
@@ -114,14 +113,14 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
         sys.stdout.flush()
         sys.stderr.flush()
         # Signals wait until the parent knows the new pid and the child has its own handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, DRAIN_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if not self._draining:
             parent = os.getpid()
             pid = os.fork()
             if pid == 0:
                 self._become_worker(slot, parent)
             self._slots[pid] = slot
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, DRAIN_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _become_worker(self, slot: int, parent: int) -> None:
         """Run a worker in the forked child; never returns."""
@@ -259,7 +258,7 @@ def work_elsewhere(
     # Its own process group: a terminal's ^C reaches only this process, which forwards it once.
     process = subprocess.Popen(argv, env=without_rank(), process_group=0)
     try:
-        with handling(DRAIN_SIGNALS, lambda number, _: process.send_signal(number)):
+        with handling(STOP_SIGNALS, lambda number, _: process.send_signal(number)):
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     return process.wait(timeout=_TICK_S)

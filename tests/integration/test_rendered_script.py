@@ -24,6 +24,7 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render import script as render
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
+from hpc_toolkit.system.processes import WARNINGS
 from tests.integration.realrun import HANG_S, wait_until
 
 HOSTILE_NAME = 'it\'s a "run" $(touch canary) `touch canary` & ; é'
@@ -530,8 +531,7 @@ def test_the_teardown_does_not_wait_for_the_ranks_of_a_lost_node(
 
 @pytest.mark.parametrize(
     ("number", "work_code", "expected"),
-    [(signal.SIGUSR1, 1, 0), (signal.SIGTERM, 75, 75)],
-    ids=["warned, and a rank failed", "cancelled"],
+    [*((number, 1, 0) for number in WARNINGS), (signal.SIGTERM, 75, 75)],
 )
 def test_a_warned_job_is_requeued_and_a_cancelled_one_is_not(
     slurm: FakeSlurm, number: signal.Signals, work_code: int, expected: int

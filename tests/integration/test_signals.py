@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_toolkit.system.processes import WARNINGS
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
 
-DRAINS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+DRAINS = [signal.SIGTERM, signal.SIGINT, *WARNINGS]
 
 
 @pytest.mark.parametrize("sig", DRAINS)

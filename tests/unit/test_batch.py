@@ -19,6 +19,7 @@ from hpc_toolkit.slurm.batch.work import kept_nodes, shrink_job
 from hpc_toolkit.slurm.client import Finished, SlurmError, SlurmFullError
 from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.system import processes
+from hpc_toolkit.system.processes import WARNING_NAMES
 from hpc_toolkit.system.ranks import RankInfo
 from tests.fakeslurm import Programs
 from tests.toyrun import ToyRun
@@ -80,10 +81,11 @@ def test_a_warning_that_came_too_early_for_python_is_known(
     monkeypatch: pytest.MonkeyPatch, start: str, lead: int, *, noted: bool, warned: bool
 ) -> None:
     monkeypatch.setattr("time.time", lambda: 800.0)
-    environ = {"HPCTK_WARNED": "1"} if noted else {}
-
-    assert job._was_warned(environ, {"signal": f"B:USR1@{lead}"}, start, 1000) is warned
-    assert not environ
+    for name in WARNING_NAMES.split():
+        environ = {"HPCTK_WARNED": "1"} if noted else {}
+        options = {"signal": f"B:{name}@{lead}"}
+        assert job._was_warned(environ, options, start, 1000) is warned
+        assert not environ
 
 
 def test_a_directory_is_read_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.values import file_name
 from hpc_toolkit.submit.submission import of_request
+from hpc_toolkit.system.processes import WARNING_NAMES
 from tests.hostile import HOSTILE
 from tests.sites import Site, invented, recorded
 from tests.unit.jobcommands import call
@@ -607,6 +608,7 @@ def test_gpus_are_requested_in_the_form_of_the_cluster_or_the_partition(
         ({"job_name": "run 7/b: lr=0.1, x"}, "job-name", '"run 7/b: lr=0.1, x"'),
         ({"job_name": "a@b+c"}, "job-name", "a@b+c"),
         ({"signal": "B:SIGUSR1@120"}, "signal", "B:SIGUSR1@120"),
+        *(({"signal": f"B:{one}@9"}, "signal", f"B:{one}@9") for one in WARNING_NAMES.split()),
         ({"gres": "tmpfs:100G"}, "gres", "tmpfs:100G"),
         ({"gres": "nvme:fast:2k"}, "gres", "nvme:fast:2k"),
         ({"constraint": "[(a&b)*2&c*1]"}, "constraint", '"[(a&b)*2&c*1]"'),

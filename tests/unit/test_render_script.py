@@ -14,7 +14,7 @@ from hpc_toolkit.slurm.render import script as render_module
 from hpc_toolkit.slurm.render.file import origin
 from hpc_toolkit.slurm.render.script import render_script, template_names
 from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
-from hpc_toolkit.system.processes import WARNING_NAME
+from hpc_toolkit.system.processes import WARNING_NAME, WARNING_NAMES
 from tests.scripttext import batch_program
 
 PYTHON = "/opt/python"
@@ -99,8 +99,8 @@ def test_a_script_traps_the_warning_that_it_requests() -> None:
     script = render_script(spec(setup=("true",)), GENERIC)
 
     assert f"#SBATCH --signal=B:{WARNING_NAME}@" in script
-    assert f"trap 'export HPCTK_WARNED=1' {WARNING_NAME}\n" in script
-    assert f"trap '' {WARNING_NAME} " in script
+    assert f"trap 'export HPCTK_WARNED=1' {WARNING_NAMES}\n" in script
+    assert f"trap '' {WARNING_NAMES} " in script
 
 
 LAB = load_cluster("lab")

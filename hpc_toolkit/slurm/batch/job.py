@@ -16,7 +16,7 @@ from hpc_toolkit.slurm import client
 from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer
 from hpc_toolkit.slurm.controller import host_names
 from hpc_toolkit.slurm.records import script_options
-from hpc_toolkit.system.processes import WARNING_NAME
+from hpc_toolkit.system.processes import WARNING_NAMES
 from hpc_toolkit.system.ranks import host_name, without_rank
 
 SRUN_READS = {
@@ -195,7 +195,7 @@ def _was_warned(
     """Whether Slurm's warning came while the script was in its setup or Python was starting."""
     if environ.pop(_WARNED, None) is not None:
         return True
-    lead = re.search(rf"{WARNING_NAME}@([0-9]+)", options.get("signal", ""))
+    lead = re.search(rf"(?:{WARNING_NAMES.replace(' ', '|')})@([0-9]+)", options.get("signal", ""))
     if ends is None or lead is None or not start.isdecimal():
         return False
     # In a job whose limit is shorter than the lead, no time of this start is before the warning.

@@ -11,7 +11,7 @@ from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
 from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
-from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAME
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAMES
 
 # srun gives the highest code of all tasks. A task that is ended (SIGTERM, 143) because another one
 # failed would hide the code that matters, so it exits with 1. Its own SIGTERM may come a moment
@@ -63,7 +63,7 @@ class ProgramJob:
         argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label"]
         argv += [*cpus_per_task(self.batch.job), *self.srun, *self.container.srun_options()]
         begin, end = self.staging.around()
-        on_warning = ('""' if self.alone else ":") + f" {WARNING_NAME}"
+        on_warning = ('""' if self.alone else ":") + f" {WARNING_NAMES}"
         task = _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)
         words = self.container.inside(list(self.words))
         return [*argv, "sh", "-c", task, "task", *(f"={word}" for word in words)]

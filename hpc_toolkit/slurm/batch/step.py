@@ -18,7 +18,7 @@ from hpc_toolkit.slurm import client
 from hpc_toolkit.slurm.batch.job import Job, JobError, show, this_job
 from hpc_toolkit.slurm.client import ASK_S, PATIENCE_S, SlurmError, answer, ask
 from hpc_toolkit.slurm.controller import parse_config
-from hpc_toolkit.system.processes import CUT_SHORT, WARNING, WARNING_NAME, readable, shell_code
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAME, WARNINGS, readable, shell_code
 from hpc_toolkit.system.quantities import counted
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ class Batch:
         return shell_code(code)
 
     def _receive(self, number: int | None) -> None:
-        if number == WARNING:
-            self.warned = True
-            self.job.log(f"the time limit is near: asking the ranks to finish ({WARNING.name})")
+        if number in WARNINGS:
+            self.warned, name = True, signal.Signals(number).name
+            self.job.log(f"the time limit is near: asking the ranks to finish ({name})")
             self.warn_ranks()
         elif number == signal.SIGTERM:
             self.ended = True
@@ -201,7 +201,7 @@ class Signals:
             os.set_blocking(end, False)
         self._seen: deque[int] = deque()
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (WARNING, signal.SIGTERM, signal.SIGCHLD):
+        for number in (*WARNINGS, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
 
     def next(self, timeout_s: float | None) -> int | None:

@@ -27,7 +27,7 @@ from hpc_toolkit.slurm.client import SlurmError, SlurmFullError
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.slurm.controller import job_nodes, set_nodes
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAME, Supervisor, shell_code
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAMES, Supervisor, shell_code
 from hpc_toolkit.system.ranks import RankInfo, host_name
 
 _WATCH_S = 60.0
@@ -37,7 +37,7 @@ _HURRY_S = 1.0
 _ASK_AGAIN_S, _FULL_S = 2.0, 10.0
 _LINGER_S = 600.0
 _STARTING_S = 900.0
-_AS_CHILD = f"""trap : TERM {WARNING_NAME}
+_AS_CHILD = f"""trap : TERM {WARNING_NAMES}
 "$@"; hpctk_code=$?
 """
 _CODE = 'exit "$hpctk_code"\n'

@@ -32,6 +32,7 @@ from hpc_toolkit.slurm.render.directives import (
     ranks,
 )
 from hpc_toolkit.slurm.render.spec import MAX_RESTARTS, QUEUES, ScriptSpec, shown
+from hpc_toolkit.system.processes import WARNING_NAMES
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -224,6 +225,7 @@ def surroundings(
         "setup": [(words, f"setup failed: {' '.join(words)}") for words in setup],
         "teardown": [setup_words(line, "--teardown") for line in full.teardown],
         "threads": _threads(full, given, trained),
+        "warnings": WARNING_NAMES,
         # Lines of a plain script that set the bash array of that name.
         "container": container,
         # The command of the batch process, up to "--" and the words of the job.

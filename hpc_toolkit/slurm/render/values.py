@@ -18,7 +18,7 @@ from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm import allowlist as allow
 from hpc_toolkit.slurm.allowlist import refusal
 from hpc_toolkit.system import quantities as q
-from hpc_toolkit.system.processes import WARNING_NAME
+from hpc_toolkit.system.processes import WARNING_NAME, WARNING_NAMES
 
 NO_MEMORY = -1
 """The memory per node of a request that leaves the memory to Slurm."""
@@ -292,7 +292,8 @@ GRES = text(
 )
 SIGNALLED = f"B:{WARNING_NAME}@"
 SIGNAL = text(
-    f"B:(SIG)?{WARNING_NAME}@[1-9][0-9]{{0,4}}", f"{SIGNALLED}SECONDS, the script handles no other"
+    f"B:(SIG)?({WARNING_NAMES.replace(' ', '|')})@[1-9][0-9]{{0,4}}",
+    f"{SIGNALLED}SECONDS; the script handles {WARNING_NAMES.replace(' ', ' and ')}",
 )
 DIRECTORY = path(
     rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",

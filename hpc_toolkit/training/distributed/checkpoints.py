@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.rundir.files import list_names, replacing_file
 from hpc_toolkit.system.clock import Clock, SystemClock
-from hpc_toolkit.system.processes import WARNING
+from hpc_toolkit.system.processes import WARNINGS
 from hpc_toolkit.training.distributed.group import LOGGER, rank_and_size, unwrapped, world_size
 
 
@@ -256,11 +256,11 @@ def _of_main(value: Any) -> Any:
     return values[0]
 
 
-_SIGNALS = (WARNING, signal.SIGTERM)
+_SIGNALS = (*WARNINGS, signal.SIGTERM)
 
 
 class StopSignal:
-    """Notices SIGUSR1, SIGTERM and the end of the job's time; the ranks then agree on one step.
+    """Notices a warning, SIGTERM and the end of the job's time; the ranks then agree on one step.
 
     Signals reach ranks at different steps, so each only sets a flag. All ranks call `agreed` once
     after every step. Every few steps, about once per ``look_every_s``, it makes one all-reduce

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import importlib.resources
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.clusters.draft import draft
 from hpc_toolkit.slurm.clusters.facts import (
     KEYS,
     Cluster,
@@ -20,7 +17,6 @@ from hpc_toolkit.slurm.clusters.facts import (
 )
 from hpc_toolkit.slurm.clusters.keys import PARTITION_KEYS, Partition
 from tests.clusterschema import cluster_schema
-from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED
 
 
 def parse(text: str) -> Cluster:
@@ -164,26 +160,9 @@ GOOD = [
 ]
 
 
-def accepted_by_reader(text: str) -> bool:
-    try:
-        parse_cluster(text, file="site.toml", name="site")
-    except ConfigError:
-        return False
-    return True
-
-
-def test_every_builtin_file_and_every_draft_is_valid() -> None:
-    files = importlib.resources.files("hpc_toolkit.slurm") / "data" / "clusters"
-    texts = [(files / f"{name}.toml").read_text(encoding="utf-8") for name in cluster_names()]
-    texts += [draft("site", told, dt.date(2026, 11, 21)) for told in (OLD_LINEAR, ROUTED, MIXED)]
-
-    assert len(texts) == 6
-    assert all(map(accepted_by_reader, texts))
-
-
 @pytest.mark.parametrize("text", GOOD)
 def test_the_reader_accepts_valid_values(text: str) -> None:
-    assert accepted_by_reader(text)
+    parse(text)
 
 
 def test_every_key_has_a_description_for_the_reference() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.clusters import draft as clusterdraft
 from hpc_toolkit.slurm.clusters.facts import load_cluster
-from tests.scontrol_outputs import ROUTED
+from tests.sites import recorded
 from tests.unit import jobcommands
 
 call = partial(jobcommands.call, "cluster")
@@ -83,9 +83,9 @@ def test_no_name_of_a_file_reaches_the_terminal_as_it_is(user: Path) -> None:
 def test_init_writes_a_users_file_that_is_in_reach_at_once(
     user: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusterdraft, "ask_slurm", lambda: ROUTED)
+    monkeypatch.setattr(clusterdraft, "ask_slurm", lambda: recorded("mixed"))
     assert output("init", "site", "--from-slurm") == f"{user}/site.toml\n"
-    assert load_cluster("site").partitions[1].kinds == (("l40sx4", 4),)
+    assert load_cluster("site").partitions[0].name == "main"
 
     error = call("init", "site", "--from-slurm").exception
     assert isinstance(error, HpcToolkitError)

@@ -13,9 +13,32 @@ from hpc_toolkit.slurm.clusters.draft import SlurmFacts, draft
 from hpc_toolkit.slurm.clusters.facts import Cluster, parse_cluster
 from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.records import parse_records
-from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED, facts
+from tests.sites import invented
 
 TODAY = dt.date(2026, 11, 21)
+OLD_GRES = " Gres=gpu:tesla:2(S:0-1),nvme:1"
+OLD_LINEAR = invented(
+    "oldtimer",
+    ["debug Default=YES MaxTime=00:30:00 MaxNodes=1"],
+    ["2*NodeName=x CPUTot=32 RealMemory=190000 MemSpecLimit=2048 Partitions=debug" + OLD_GRES],
+    "MaxArraySize = 10001\nSchedulerParameters = disable_job_shrink,bf_interval=30\n"
+    "SelectType = select/linear\nSelectTypeParameters = CR_ONE_TASK_PER_CORE\n"
+    "AccountingStorageEnforce = none\n",
+)
+ROUTED = invented(
+    "Routed",
+    [
+        *("cpubase Default=YES MaxTime=03:00:00", "gpubase MaxTime=UNLIMITED"),
+        *("private AllowAccounts=lab-a,lab-b MaxTime=7-00:00:00", "admin RootOnly=YES"),
+        *("broken State=DOWN", "empty"),
+    ],
+    [
+        "3*NodeName=c CPUEfctv=62 CPUTot=64 RealMemory=250000 Partitions=cpubase,admin,broken",
+        "NodeName=h CPUTot=46 RealMemory=2060000 Gres=gpu:h100:8 Partitions=gpubase,private",
+        "NodeName=i CPUTot=46 RealMemory=2060000 Gres=gpu:h100:8 Partitions=gpubase",
+    ],
+    "JobSubmitPlugins = lua\n",
+)
 
 
 def drafted(told: SlurmFacts) -> tuple[str, Cluster]:
@@ -42,16 +65,15 @@ def test_a_draft_of_a_site_that_routes_jobs_tells_its_source_partitions_and_node
 
     assert site.source == "hpctk cluster init site --from-slurm"
     assert (site.checked, site.verified) == ("2026-11-21", False)
-    assert dict(site.facts)["slurm"] == "25.05.3"
+    assert dict(site.facts)["slurm"] == "24.05.4"
     assert dict(site.identify) == {"slurm_cluster": "Routed"}
     assert "# container_runtime" in text
     assert {one.name: one.kinds for one in site.partitions} == {
-        "cpubase_b1": (("cpu62", 3),),
-        "gpubase_l40s_b1": (("l40sx4", 4),),
-        "gpubase_h100_b1": (("h100x8", 2),),
+        "cpubase": (("cpu62", 3),),
+        "gpubase": (("h100x8", 2),),
         "private": (("h100x8", 1),),
     }
-    assert site.kinds[2] == NodeKind(name="h100x8", cpus=46, mem_mib=2060000, gpus=(("h100", 8),))
+    assert site.kinds[1] == NodeKind(name="h100x8", cpus=46, mem_mib=2060000, gpus=(("h100", 8),))
     assert (site.max_walltime_s, site.choose_partition) == (None, False)
     assert "left to the site (JobSubmitPlugins=lua)" in text
 
@@ -65,15 +87,14 @@ def test_a_slurm_without_accounting_is_described_as_such(value: str) -> None:
 
 
 def described(partition: str, *nodes: str, config: str = "") -> tuple[str, Cluster]:
-    settings = f"ClusterName = x\nSelectTypeParameters = CR_CORE_MEMORY\n{config}"
-    return drafted(facts(settings, [partition], list(nodes)))
+    return drafted(invented("x", [partition], list(nodes), config))
 
 
 @pytest.mark.parametrize("limit", ["ReqResv=YES", "AllocNodes=login9", "AllowGroups=staff"])
 def test_a_partition_that_only_some_may_use_is_marked(limit: str) -> None:
     node = "NodeName=n1 CPUTot=4 RealMemory=100 Partitions=a"
     no_limit = "MaxArraySize = 4000001\n"
-    text, site = described(f"PartitionName=a State=UP {limit}", node, config=no_limit)
+    text, site = described(f"a {limit}", node, config=no_limit)
 
     assert f'restricted = "{limit}: ' in text
     assert site.partitions[0].restricted
@@ -91,7 +112,7 @@ def test_nodes_with_almost_equal_memory_are_of_one_kind(
     mems: Sequence[int], kinds: dict[int, int]
 ) -> None:
     line = "NodeName=n{} CPUTot=64 RealMemory={} Partitions=gpu Gres=gpu:a100:4"
-    _, site = described("PartitionName=gpu", *(line.format(*one) for one in enumerate(mems)))
+    _, site = described("gpu", *(line.format(*one) for one in enumerate(mems)))
 
     assert [kind.mem_mib for kind in site.kinds] == list(kinds)
     assert [number for _, number in site.partitions[0].kinds] == list(kinds.values())
@@ -100,13 +121,15 @@ def test_nodes_with_almost_equal_memory_are_of_one_kind(
 @pytest.mark.parametrize("gpu", ["tesla-v100", "a100-v2"])
 def test_each_kind_of_nodes_has_its_own_name(gpu: str) -> None:
     line = f"NodeName=n{{0}} CPUTot={{0}} RealMemory=9000 Gres=gpu:{gpu}:4 Partitions=a"
-    _, site = described("PartitionName=a", *(line.format(number) for number in range(1, 5)))
+    _, site = described("a", *(line.format(number) for number in range(1, 5)))
 
     assert sum(number for _, number in site.partitions[0].kinds) == len(site.kinds) == 4
 
 
 def test_a_partition_is_chosen_where_slurm_does_not_route_and_the_default_is_first() -> None:
-    text, site = drafted(MIXED)
+    node = "NodeName=a CPUTot=64 RealMemory=256000 Partitions=batch,preempt"
+    partitions = ["preempt PreemptMode=REQUEUE", "batch Default=YES"]
+    text, site = drafted(invented("mixed", partitions, [node]))
 
     assert [one.name for one in site.partitions] == ["batch", "preempt"]
     assert site.choose_partition
@@ -153,13 +176,13 @@ def test_nothing_is_read_from_free_text(key: str) -> None:
     ],
 )
 def test_cores_for_the_system_are_not_for_jobs(values: str, cpus: int) -> None:
-    _, site = described("PartitionName=a", f"NodeName=n RealMemory=9000 {values} Partitions=a")
+    _, site = described("a", f"NodeName=n RealMemory=9000 {values} Partitions=a")
 
     assert site.kinds[0].cpus == cpus
 
 
 def test_a_slurm_without_partitions_is_refused_and_says_what_was_left_out() -> None:
-    told = facts("ClusterName = x", ["PartitionName=a State=DOWN"], [])
+    told = invented("x", ["a State=DOWN"], [])
 
     with pytest.raises(ConfigError, match=r"no partition that accepts jobs \('a': State=DOWN\)"):
         draft("site", told, TODAY)
@@ -181,10 +204,11 @@ def test_a_name_that_is_no_name_or_would_be_taken_for_a_path_is_refused(
 
 
 def test_hostile_words_of_slurm_stay_in_their_strings_and_comments() -> None:
-    told = facts(
-        'ClusterName = a"\\b\x1b\nSLURM_VERSION = 1"\nJobSubmitPlugins = x\x1b[2J',
-        ["PartitionName=ok State=UP AllowAccounts=a\x1b"],
-        ["NodeName=n1 CPUTot=4 RealMemory=100 Partitions=ok,$(x) Gres=gpu:a;b:4"],
+    told = invented(
+        'a"\\b\x1b',
+        ["ok AllowAccounts=a\x1b"],
+        ["NodeName=n CPUTot=4 RealMemory=100 Partitions=ok,$(x) Gres=gpu:a;b:4"],
+        'SLURM_VERSION = 1"\nJobSubmitPlugins = x\x1b[2J',
     )
     with pytest.raises(ConfigError, match="identify: slurm_cluster"):
         draft("site", told, TODAY)

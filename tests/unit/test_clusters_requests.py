@@ -144,8 +144,12 @@ SITES = {
         "4*NodeName=n CPUTot=32 RealMemory=128000 Gres=gpu:a100:4 Partitions=part,whole",
         "2*NodeName=m CPUTot=32 RealMemory=128000 Gres=gpu:a100:8 Partitions=whole",
     ),
-    "mixed": recorded("mixed"),
-    "rights": recorded("rights"),
+    "least": made(
+        *("large Default=YES MinNodes=4", "rest MaxNodes=3"),
+        "9*NodeName=n CPUTot=32 RealMemory=128000 Partitions=large,rest",
+    ),
+    **{name: recorded(name) for name in ("mixed", "rights", "slices")},
+    "styles": recorded("memory"),
     "limits": made(
         "gpu DefMemPerCPU=2000 MaxMemPerCPU=4000 JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=60000",
         "cpu MaxMemPerNode=UNLIMITED",
@@ -156,7 +160,7 @@ SITES = {
         "gpu",
         "4*NodeName=a CPUTot=48 RealMemory=480000 Gres=gpu:a100:2,gpu:t4:4 Partitions=gpu",
     ),
-    "slices": made(
+    "parts": made(
         "gpu", "NodeName=a CPUTot=8 RealMemory=8000 Gres=gpu:2,gpu:mig-1g.5gb:4 Partitions=gpu"
     ),
     "memory": made(
@@ -240,6 +244,9 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     ("short", "--partition fast", {"time": "00:30:00"}),
     ("short", "--partition test --time 0:05:00", {"time": "00:05:00"}),
     ("short", "--partition test --time 1:00:00", "01:00:00 is more than site has"),
+    ("least", "--nodes 3", {"partition": "rest"}),
+    ("least", "--nodes 4", {"partition": "large"}),
+    ("least", "--partition large --nodes 3", r"3 is less than site takes .*min_nodes = 4"),
     # Slurm multiplies memory for a CPU or a GPU by all CPUs or GPUs of a complete node.
     ("complete", "--partition cpu", {"mem": "160000M", "mem-per-cpu": None}),
     ("complete", "--partition cpu --ntasks-per-node 20", {"mem": "160000M"}),
@@ -268,6 +275,31 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     ("mixed", "--gpus-per-node a100:1 --sbatch constraint=fat", "--gpu-type: a100"),
     ("mixed", "--mem 3100G", r"memory per node: 3100G .*memory a node at most 3000G"),
     ("mixed", "--cpus-per-task 129", r"--cpus-per-task: 129 .*CPUs a node at most 128"),
+    # A job gets its share of the nodes that fit.
+    ("mixed", "--gpus-per-node a100:8", {"cpus-per-task": "16", "mem-per-cpu": "8000M"}),
+    ("mixed", "--nodes 2 --gpus-per-node a30:2", {"cpus-per-task": "24", "mem-per-cpu": "10666M"}),
+    ("mixed", "--gpus-per-node a100:1", {"cpus-per-task": "16", "mem-per-cpu": "8000M"}),
+    ("mixed", "--nodes 30", {"cpus-per-task": "1", "mem-per-cpu": "4000M"}),
+    ("mixed", "--gpus-per-node 1", {"cpus-per-task": "16", "mem-per-cpu": "8000M"}),
+    ("mixed", "--gpus-per-node 4", {"gpus-per-node": "a100:4"}),
+    ("slices", "--gpus-per-node h100:4", {"gpus-per-node": "h100:4"}),
+    ("slices", "--gpus-per-node h100_3g.40gb:2", {"gpus-per-node": "h100_3g.40gb:2"}),
+    ("slices", "--gpus-per-node l40s.2:4", {"gpus-per-node": "l40s.2:4"}),
+    # 64 CPUs for 14 sevenths and 4 times 3 sevenths of a GPU, and for 2 GPUs and 8 halves.
+    ("slices", "--gpus-per-node h100_1g.10gb:1", {"cpus-per-task": "2", "mem-per-cpu": "9615M"}),
+    ("slices", "--gpus-per-node h100_3g.40gb:1", {"cpus-per-task": "7"}),
+    ("slices", "--gpus-per-node l40s:1", {"gpus-per-node": "l40s:1", "cpus-per-task": "10"}),
+    ("slices", "--gpus-per-node l40s.2:1", {"cpus-per-task": "5"}),
+    # Memory has the form of the partition, and more of it for each CPU needs more CPUs.
+    ("styles", "--partition cpu --ntasks-per-node 48", {"mem-per-cpu": "3958M", "mem": None}),
+    ("styles", "--partition cpu --mem 40000M", {"cpus-per-task": "11"}),
+    (
+        "styles",
+        "--partition cpu --cpus-per-task 4 --mem 40000M",
+        "memory per CPU: 10000M is more than site allows .*cpu.max_mem_per_cpu = 3968M",
+    ),
+    ("styles", "--partition cpu --sbatch mem-per-cpu=4G", "max_mem_per_cpu"),
+    ("styles", "--partition acc --gpus-per-node 2", {"gpus-per-node": "mi250:2", "mem": "480000M"}),
     # Partitions that the user may use.
     ("rights", "--nodes 4", {"partition": "batch"}),
     ("rights", "--nodes 2", {"partition": "open"}),
@@ -282,7 +314,7 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     ("two types", "--gpus-per-node 2", {"gpus-per-node": "a100:2"}),
     ("two types", "--gpus-per-node a100:2", {"cpus-per-task": "8", "mem": "160000M"}),
     ("two types", "--gpus-per-node 5", "at most 4"),
-    ("slices", "--gpus-per-node 1", "ambiguous: site has complete .*its GPUs are mig-1g.5gb"),
+    ("parts", "--gpus-per-node 1", "ambiguous: site has complete .*its GPUs are mig-1g.5gb"),
     ("memory", "--nodes 8 --ntasks-per-node 40", {"cpus-per-task": "1", "mem": "192000M"}),
     ("memory", "--nodes 5 --mem 700G", {"mem": "700G"}),
     ("memory", "--nodes 2 --mem 900G", "nodes at most 1 "),
@@ -292,6 +324,7 @@ OPTIONS_OR_REFUSAL: list[tuple[str, str, dict[str, str | None] | str]] = [
     ("old and new", "--partition old,new --gpus-per-node 2", {"cpus-per-task": "8"}),
     ("old and new", "--partition new --gpus-per-node 2", {"gpus-per-node": "h100:2"}),
     ("old and new", "--partition other --gpus-per-node 64", {"gpus-per-node": "64"}),
+    ("deans", "--gpus-per-node 1 --partition gpu", {"partition": "gpu"}),
     ("deans", "--gpus-per-node 1", r"gpu accepts it, but is restricted \(AllowGroups=deans: you"),
 ]
 
@@ -313,6 +346,8 @@ def test_a_request_gives_the_right_options_or_a_refusal(
     ("name", "words", "said", "unsaid"),
     [
         ("features", "--gpus-per-node 4 --sbatch constraint=ib", "4 a100", "v100"),
+        ("mixed", "--gpus-per-node 4", "nodes that fit: 3 a100x8", "l40s"),
+        ("styles", "--partition acc --gpus-per-node 2", "8.00 GPU-hours; complete nodes", "2.00"),
         ("deny", "--partition opened", "not checked: site lists no partition opened", "fit"),
         ("deny", "--partition open,x", "not checked: site lists no partition x", "open,"),
         ("deny", "--partition open", "1.00 node-hours", "not checked"),

@@ -25,57 +25,12 @@ from hpc_toolkit.slurm.clusters.rights import (
 )
 from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib
 from hpc_toolkit.slurm.render.spec import ScriptSpec, read_spec
-from tests.sites import Site, drafted, invented, mib, recorded, site
-
-MIXED, SLICES, MEMORY = map(recorded, ("mixed", "slices", "memory"))
-
-
-@pytest.fixture
-def mixed(tmp_path: Path) -> Site:
-    return Site(MIXED, tmp_path)
+from tests.sites import Site, drafted, invented, recorded, site
 
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Site:
-    return Site(MEMORY, tmp_path)
-
-
-@pytest.fixture
-def slices(tmp_path: Path) -> Site:
-    return Site(SLICES, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("words", "cpus", "mem"),
-    [
-        ("--nodes 1 --gpus-per-node a100:8", 16, 128000),
-        ("--nodes 2 --gpus-per-node a30:2", 24, 256000),
-        ("--nodes 1 --gpus-per-node a100:1", 16, 128000),
-        ("--nodes 30", 1, 4000),
-        ("--nodes 1 --gpus-per-node 1", 16, 128000),
-    ],
-)
-def test_a_job_gets_its_share_of_the_nodes_that_fit(
-    mixed: Site, words: str, cpus: int, mem: int
-) -> None:
-    found = mixed.rank(words)
-
-    assert found[0] == cpus
-    assert 0.999 * mem <= found[1] <= mem
-    options, note = mixed.render("--nodes 1 --gpus-per-node 4")
-    assert options["gpus-per-node"] == "a100:4"
-    assert "nodes that fit: 3 a100x8" in note
-
-
-def test_slices_are_taken_as_written_and_get_less_of_a_node_than_larger_ones(slices: Site) -> None:
-    for gpus in ("h100:4", "h100_3g.40gb:2", "l40s.2:4", "l40s:2"):
-        assert slices.options(f"--gpus-per-node {gpus}")["gpus-per-node"] == gpus
-    # 64 CPUs for 14 sevenths and 4 times 3 sevenths of a GPU.
-    assert slices.rank("--gpus-per-node h100_1g.10gb:1") == (2, 500000 // 26 // 2 * 2)
-    assert slices.rank("--gpus-per-node h100_3g.40gb:1")[0] == 7
-    # 64 CPUs for 2 GPUs and 8 halves.
-    assert slices.rank("--gpus-per-node l40s:1")[0] == 10
-    assert slices.rank("--gpus-per-node l40s.2:1")[0] == 5
+    return Site(recorded("memory"), tmp_path)
 
 
 def test_nodes_that_are_down_count_and_are_mentioned(tmp_path: Path) -> None:
@@ -282,30 +237,9 @@ def test_sacctmgr_is_asked_for_this_user_and_may_be_absent(
     assert not this_user("site", accounting=False).associations
 
 
-def test_memory_is_requested_in_the_form_of_the_partition_within_its_limit(memory: Site) -> None:
-    options = memory.options("--partition cpu --ntasks-per-node 48")
-
-    assert mib(options["mem-per-cpu"]) <= 3968
-    assert "mem" not in options
-    # More memory for each CPU needs more CPUs.
-    assert memory.options("--partition cpu --mem 40000M")["cpus-per-task"] == "11"
-    refused = memory.refusal("--partition cpu --cpus-per-task 4 --mem 40000M")
-    assert "memory per CPU: 10000M is more than site allows" in refused.message
-    assert "cpu.max_mem_per_cpu = 3968M" in refused.message
-    assert "max_mem_per_cpu" in str(memory.refusal("--partition cpu --sbatch mem-per-cpu=4G"))
-
-
-def test_complete_nodes_are_billed_where_they_are_given(memory: Site) -> None:
-    options, note = memory.render("--partition acc --gpus-per-node 8")
-    assert options["mem"] == "480000M"
-    assert "up to 8.00 GPU-hours" in note
-    assert "complete nodes are billed" in note
-    options, note = memory.render("--partition acc --gpus-per-node 2")
-    # The job gets, and pays for, the eight GPUs and all of the memory.
-    assert (options["gpus-per-node"], options["mem"]) == ("mi250:2", "480000M")
-    assert "up to 8.00 GPU-hours" in note
-    # A partition alone can leave memory to Slurm.
+def test_a_partition_alone_can_leave_memory_to_slurm(memory: Site) -> None:
     memory.edit("whole_nodes = true", 'mem_style = "none"\nwhole_nodes = true')
+
     assert not {"mem", "mem-per-cpu"} & memory.options("--partition acc --gpus-per-node 8").keys()
     assert "mem" in memory.options("--partition big")
 
@@ -328,12 +262,10 @@ def test_generic_says_when_its_default_memory_is_large(
     assert ("768G of memory on each node (clusters/generic.toml: defaults." in note) is said
 
 
-def test_a_plan_counts_complete_gpus_and_the_nodes_that_have_them(
-    slices: Site, mixed: Site
-) -> None:
-    first = node_of(parse_cluster(slices.text, file="s.toml", name="s"))
+def test_a_plan_counts_complete_gpus_and_the_nodes_that_have_them() -> None:
+    first = node_of(parse_cluster(drafted(recorded("slices")), file="s.toml", name="s"))
     assert (first.gpus, first.cpus) == (4, 96)
-    site = parse_cluster(mixed.text, file="m.toml", name="m")
+    site = parse_cluster(drafted(recorded("mixed")), file="m.toml", name="m")
     assert node_of(site, gpus=4).cpus == 128
     assert node_of(site, gpus=0).gpus == 0
     with pytest.raises(ConfigError, match="9 is more than m has"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import time
 from dataclasses import asdict, fields
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hpc_toolkit.cli import load_commands
+from hpc_toolkit.cli import load_commands, statusview
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.planning import Countdown
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.results.status import Status, read_status
+from hpc_toolkit.results.workers import pause_s, read_hosts
 from hpc_toolkit.run import Run
 from hpc_toolkit.system.ranks import boot_id, host_name
 from hpc_toolkit.system.terminal import columns
@@ -441,3 +444,55 @@ def test_a_host_whose_clock_is_ahead_is_named_and_not_in_the_elapsed_time(
     assert found.elapsed_s == pytest.approx(20.0, abs=15)
     assert (found.silent_s, found.throughput) == (0.0, {})
     assert any(one.startswith("the clock of host n1 is ahead") for one in found.warnings)
+
+
+def test_hosts_with_dead_and_idle_workers_come_first(fast_dir: Path) -> None:
+    toy, clock = ToyRun(fast_dir / "r", 8, unit=2), ManualClock(NOW)
+    fine, dead = toy.worker("fine", at=NOW), toy.worker("dead", at=NOW - 3600, host="there")
+    fine.work(toy.unit_name(0), i0="done", i1="permanent")
+    dead.claim(toy.unit_name(2))
+    view = toy.view()
+    seen = view.presences()
+
+    now = read_status(view, clock, given="r", seen=seen)
+
+    assert now == read_status(toy.view(), clock, given="r")
+    hosts = read_hosts(view, seen, now.alive)
+    assert [(one.host, one.alive, one.busy, one.died) for one in hosts] == [
+        ("there", 0, 0, 1),
+        ("here", 1, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(("filesystem", "seconds"), [("local", 2.0), ("shared", 10.0)])
+def test_a_process_that_reads_everything_pauses_longer_with_more_workers(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, filesystem: str, seconds: float
+) -> None:
+    monkeypatch.setenv("HPCTK_FILESYSTEM", filesystem)
+    toy = ToyRun(fast_dir / "r", 1, unit=1)
+    for number in range(200):
+        toy.worker(f"h-{number}-a", host="h", at=NOW)
+    toy.run.view.poll()
+
+    assert pause_s(toy.run.view, 2.0) == pytest.approx(seconds)
+
+
+def test_a_run_that_is_removed_while_it_is_read_is_not_shown(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ToyRun(fast_dir / "r", 8, unit=2).reopen()
+    shown = list[Status]()
+    read = Run.status
+
+    def status(self: Run, **facts: Any) -> Status:
+        if not shown:
+            return read(self, **facts)
+        shutil.rmtree(fast_dir / "r")
+        raise FileNotFoundError(2, "No such file or directory", "r/stages/items/head")
+
+    monkeypatch.setattr(Run, "status", status)
+
+    with pytest.raises(RunError, match=r"run\.json is missing"):
+        statusview._follow(run, lambda now, *_: shown.append(now), slurm=False, wait=lambda _: None)
+
+    assert len(shown) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 from dataclasses import fields
@@ -27,8 +26,11 @@ SITE = load_cluster("lab")
 
 
 @pytest.fixture(autouse=True)
-def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptJobs:
-    return KeptJobs(tmp_path, monkeypatch)
+def programs(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    # The checkout may be in a directory from which hpctk refuses to submit.
+    monkeypatch.chdir(tmp_path)
+    programs.add("sbatch", 'for script do :; done; cat "$script" > "$0.script"; echo 100')
+    return programs
 
 
 @pytest.fixture
@@ -118,9 +120,7 @@ def test_every_option_without_an_argument_of_its_own_is_written_in_sbatch(name: 
     assert spec.sbatch == ("gpu-freq=low",)
 
 
-def test_an_executor_sends_each_request_once(
-    tmp_path: Path, sbatch: KeptJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_executor_sends_each_request_once(tmp_path: Path, programs: Programs) -> None:
     def started() -> Executor:
         return Executor(tmp_path / "calls")
 
@@ -130,14 +130,13 @@ def test_an_executor_sends_each_request_once(
         first.slurm(cluster=SITE, gpus_per_node=5)
     jobs = first.slurm(**asked)
     assert [job.job for job in jobs] == ["100"]
-    (script,) = sbatch.options()
+    script = options((programs.root / "sbatch.script").read_text())
     assert (script["nodes"], script["ntasks-per-node"]) == ("2", "4")
     calls = first.map(math.sqrt, [4, 9])
     answer(tmp_path / "calls", 4, value=2.0)
     assert next(calls) == 2.0
     first.shutdown(cancel_futures=True)
 
-    programs = Programs(tmp_path, monkeypatch)
     programs.answer("sbatch", "101")
     programs.answer("scancel", "")
     programs.answer("squeue", pending_line("100"))
@@ -177,37 +176,6 @@ def test_workers_are_ranks_of_one_job(
 ) -> None:
     found = options(request(run, n, SITE, resources).text)
     assert (int(found["nodes"]), int(found["ntasks-per-node"])) == shape
-
-
-_SBATCH = """\
-#!/bin/sh
-number=$(cat "$0.number" 2>/dev/null || echo 100)
-echo $((number + 1)) > "$0.number"
-for script do :; done
-cp "$script" "$0.script-$number"
-echo "$number"
-"""
-
-
-class KeptJobs:
-    """Accepts every job and keeps its script; jobs are numbered from 100."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._root = root / "programs"
-        self._root.mkdir()
-        (self._root / "sbatch").write_text(_SBATCH)
-        (self._root / "sbatch").chmod(0o755)
-        for name in list(os.environ):
-            if name.startswith(("SLURM", "SBATCH", "HPCTK")):
-                monkeypatch.delenv(name)
-        monkeypatch.setenv("PATH", f"{self._root}:{os.environ['PATH']}")
-        # The checkout may be in a directory from which hpctk refuses to submit.
-        monkeypatch.chdir(root)
-
-    def options(self) -> list[dict[str, str]]:
-        """Return the directives of every job."""
-        found = sorted(self._root.glob("sbatch.script-*"))
-        return [options(path.read_text()) for path in found]
 
 
 def options(text: str) -> dict[str, str]:

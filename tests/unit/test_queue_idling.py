@@ -225,24 +225,18 @@ CROWD = 200
 
 
 class Waiting:
-    """A process that waits for units of a run of many workers, of whom seven hold one each."""
+    """A process that waits for units of a run of many workers, of whom some hold one each."""
 
-    def __init__(self, root: Path, *, local: bool = False) -> None:
-        self.toy = ToyRun(root / "r", 14, unit=2)
-        view = self.toy.view()
+    def __init__(self, root: Path, *, workers: int = CROWD, holders: int = 7) -> None:
+        toy = ToyRun(root / "r", 2 * holders, unit=2)
+        view = toy.view()
         self.stage: StageView = view.stages["items"]
-        self.follower = Follower(view, local=local)
-        self.workers: list[ToyWorker] = []
-        for number in range(CROWD):
-            worker = self.toy.worker(f"w{number:03d}")
-            # Those whose turn comes last hold the units.
-            if number >= CROWD - 7:
-                worker.claim(self.unit(number))
-                self.workers.append(worker)
-        self.units = [self.unit(CROWD - 7 + number) for number in range(7)]
-
-    def unit(self, number: int) -> str:
-        return self.toy.unit_name(2 * (number - CROWD + 7))
+        self.follower = Follower(view, local=False)
+        # Those whose turn comes last hold the units.
+        self.workers = [toy.worker(f"w{number:03d}") for number in range(workers)][-holders:]
+        self.units = [toy.unit_name(2 * number) for number in range(holders)]
+        for worker, unit in zip(self.workers, self.units, strict=True):
+            worker.claim(unit)
 
     def look(self, waited_s: float = 60.0) -> float:
         return self.follower.look(self.stage, self.units, waited_s)
@@ -288,32 +282,14 @@ def test_results_of_a_short_wait_are_seen_soon_and_before_their_heartbeat(waitin
     assert waiting.look(0.0) == 0.05
 
 
-class Crowd:
-    """A process that waits for 250 units, each of which another worker holds."""
-
-    def __init__(self, root: Path) -> None:
-        toy = ToyRun(root / "r", 250, unit=1)
-        self.workers = [toy.worker(f"w{number:03d}") for number in range(250)]
-        for number, worker in enumerate(self.workers):
-            worker.claim(toy.unit_name(number))
-        view = toy.view()
-        self.stage: StageView = view.stages["items"]
-        self._follower = Follower(view, local=False)
-        self._follower.look(self.stage, self.stage.state.open)
-
-    def look(self, waited_s: float) -> float:
-        return self._follower.look(self.stage, self.stage.state.open, waited_s)
-
-
 def test_holders_who_are_ready_are_all_seen_by_one_look(fast_dir: Path) -> None:
-    crowd = Crowd(fast_dir)
-    for number, worker in enumerate(crowd.workers):
-        worker.attempt(number)
-        worker.release()
-        worker.presence.update(done=1, journal=worker.journal.size)
+    waiting = Waiting(fast_dir, workers=250, holders=250)
+    waiting.look()
+    for worker in waiting.workers:
+        finish(worker)
 
-    assert crowd.look(3600.0) == 1.0
-    assert not crowd.stage.state.open
+    assert waiting.look(3600.0) == 1.0
+    assert not waiting.left
 
 
 @pytest.mark.parametrize("waited_s", [0.0, 60.0])

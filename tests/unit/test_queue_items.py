@@ -93,11 +93,11 @@ def written(directory: Path, items: list[dict[str, Any]], **how: Any) -> Segment
     return Segment(path, 1)
 
 
-@given(ITEMS, st.sampled_from([None, "g"]))
-def test_a_segment_gives_back_its_items_and_their_given_order(
-    fast_dir: Path, items: list[dict[str, Any]], group_by: str | None
+@given(ITEMS, st.sampled_from([None, "g"]), st.sampled_from([1, 2, 3, 5, MAX_UNIT]))
+def test_a_segment_gives_back_its_items_and_their_given_order_in_units_of_one_group(
+    fast_dir: Path, items: list[dict[str, Any]], group_by: str | None, unit_size: int
 ) -> None:
-    segment = written(fast_dir, items, group_by=group_by)
+    segment = written(fast_dir, items, group_by=group_by, unit_size=unit_size)
 
     by_position = [json.loads(line) for line in segment.items()]
     order = segment.order or range(segment.count)
@@ -108,28 +108,11 @@ def test_a_segment_gives_back_its_items_and_their_given_order(
     assert by_unit == by_position
     for position in range(segment.count):
         assert position in segment.unit_of(position).items
-
-
-@given(ITEMS)
-def test_a_segments_units_hold_one_group_and_name_it(
-    fast_dir: Path, items: list[dict[str, Any]]
-) -> None:
-    segment = written(fast_dir, items, group_by="g")
-
     for unit in segment.units:
         values = [json.loads(line)["g"] for line in segment.lines(unit)]
-        assert values == [segment.group_of(unit)] * unit.count
-
-
-@given(ITEMS, st.integers(1, 5))
-def test_a_segments_units_hold_as_many_items_as_they_may(
-    fast_dir: Path, items: list[dict[str, Any]], unit_size: int
-) -> None:
-    segment = written(fast_dir, items, group_by="g", unit_size=unit_size)
-
+        assert group_by is None or values == [segment.group_of(unit)] * unit.count
+        assert 1 <= unit.count <= unit_size
     assert json.loads(segment.path.read_bytes().split(b"\n")[0])["unit_size"] == unit_size
-    assert all(1 <= unit.count <= unit_size for unit in segment.units)
-    assert sum(unit.count for unit in segment.units) == len(items)
 
 
 @given(ITEMS, st.sampled_from([None, "g"]), st.integers(1, 5))
@@ -193,22 +176,14 @@ def groupings(draw: st.DrawFn) -> list[int]:
     return [group for group, size in enumerate(sizes) for _ in range(size)]
 
 
-@given(groupings())
-def test_units_cover_groups_and_never_mix_two(groups: list[int]) -> None:
-    units = plan_units(runs_of(groups), len(groups))
-
-    assert [i for first, size in units for i in range(first, first + size)] == list(
-        range(len(groups))
-    )
-    assert all(len(set(groups[first : first + size])) == 1 for first, size in units)
-    assert all(1 <= size <= MAX_UNIT for _, size in units)
-
-
-@given(groupings(), st.integers(1, 4))
-def test_many_groups_share_units_whole(groups: list[int], most: int) -> None:
+@given(groupings(), st.sampled_from([None, 1, 2, 3, 4]))
+def test_units_cover_groups_and_only_many_groups_share_units_whole(
+    groups: list[int], most: int | None
+) -> None:
     """A unit is a part of one group, or several whole ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units_module, "_MAX_GROUP_UNITS", most)
+        if most is not None:
+            patch.setattr(units_module, "_MAX_GROUP_UNITS", most)
         units = plan_units(runs_of(groups), len(groups))
 
     assert [i for first, size in units for i in range(first, first + size)] == list(
@@ -218,6 +193,7 @@ def test_many_groups_share_units_whole(groups: list[int], most: int) -> None:
         assert 1 <= size <= MAX_UNIT
         inside = set(groups[first : first + size])
         if len(inside) > 1:
+            assert most is not None
             assert sum(group in inside for group in groups) == size
 
 

@@ -152,26 +152,11 @@ class Gated:
 
     def __init__(self) -> None:
         self.begun: queue.Queue[Any] = queue.Queue()
-        self.ended: queue.Queue[Any] = queue.Queue()
         self.gate = threading.Semaphore(0)
 
     def prefetch(self, group: Any) -> None:
         self.begun.put(group)
         self.gate.acquire()
-        self.ended.put(group)
-        if group == "bad":
-            message = "no such\ncheckpoint"
-            raise SystemExit(message)
-
-
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
-
-
-def opened() -> Prefetch:
-    ahead = Prefetch()
-    ahead.open()
-    return ahead
 
 
 @pytest.fixture
@@ -179,14 +164,16 @@ def gated() -> Iterator[Gated]:
     workload = Gated()
     yield workload
     workload.gate.release(100)
-    for thread in threads():
-        thread.join(LIMIT_S)
+    for thread in threading.enumerate():
+        if thread.name == "prefetch":
+            thread.join(LIMIT_S)
 
 
 def test_a_call_that_takes_long_holds_nobody_up_and_the_group_named_last_is_next(
     gated: Gated,
 ) -> None:
-    ahead = opened()
+    ahead = Prefetch()
+    ahead.open()
 
     for group in "abc":
         ahead.name(gated, group)

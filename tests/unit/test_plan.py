@@ -70,11 +70,6 @@ def test_an_item_that_runs_for_long_takes_longer_than_it_has() -> None:
     assert means(stage)[1:].max() < 11.0
 
 
-def test_nothing_known_and_no_guess_is_refused() -> None:
-    with pytest.raises(ConfigError, match="durations are unknown"):
-        Forecaster(typed_work(10))
-
-
 def test_a_guess_is_right_within_its_factor_in_9_of_10_cases() -> None:
     found = Forecaster(typed_work(2000), Guess(10.0, factor=2.0), draws=800).forecast(1).time_s
 

@@ -309,13 +309,7 @@ ACCELERATE = (
     "exec accelerate launch --num_machines $SLURM_JOB_NUM_NODES --machine_rank $SLURM_NODEID"
     f" --main_process_ip {HEAD} --main_process_port 29500 train.py"
 )
-DEEPSPEED = (
-    "[ $SLURM_PROCID = 0 ] || exit 0; file=hostfile.$SLURM_JOB_ID; scontrol show hostnames |"
-    ' sed "s/$/ slots=4/" > $file; exec deepspeed --hostfile $file train.py'
-)
-LINE = 'exec python train.py $(sed -n "${SLURM_ARRAY_TASK_ID}p" args.txt)'
 GRID = "m=(a b); t=(x y z); i=$SLURM_ARRAY_TASK_ID; exec python eval.py ${m[i / 3]} ${t[i % 3]}"
-SAVE = 'exec python train.py --out "$SCRATCH/$USER/$SLURM_JOB_ID"'
 
 MULTI = "command --plain --nodes 4 --ntasks-per-node 1 --gpus-per-node 4"
 EACH = {"nodes": "4", "ntasks-per-node": "1", "gpus-per-node": "4", "cpus-per-task": "32"}
@@ -353,23 +347,11 @@ MOVED: dict[str, tuple[str, list[str], dict[str, str], list[str]]] = {
         TRAP,
         ["batch train", "launch", "train.py"],
     ),
-    "checkpoints in a directory of the job": (
-        "command --plain",
-        ["bash", "-c", SAVE],
-        {"ntasks-per-node": "1"},
-        ["bash", f"'{SAVE}'"],
-    ),
     "an array of 844 tasks, 12 at once": (
         "command --plain --array 0-843%12",
         ["bash", "-c", GRID],
         {"array": "0-843%12"},
         [f"'{GRID}'"],
-    ),
-    "the n-th line of a file are the arguments": (
-        "command --plain --array 1-100",
-        ["bash", "-c", LINE],
-        {"array": "1-100"},
-        [f"'{LINE}'"],
     ),
     "--wrap with an account and a hint": (
         "command --plain --account x@v100 --sbatch hint=nomultithread",
@@ -378,7 +360,6 @@ MOVED: dict[str, tuple[str, list[str], dict[str, str], list[str]]] = {
         ["python x.py"],
     ),
     "accelerate over 4 nodes": (MULTI, ["bash", "-c", ACCELERATE], EACH, [f"'{ACCELERATE}'"]),
-    "DeepSpeed with a host file": (MULTI, ["bash", "-c", DEEPSPEED], EACH, [f"'{DEEPSPEED}'"]),
     "a job name with blanks and slashes": (
         "command --plain --job-name 'eval / layer 12: mean'",
         ["python", "x.py"],

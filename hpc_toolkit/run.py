@@ -128,12 +128,10 @@ class Run:
 
         Raises ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
-        from hpc_toolkit.worker.arguments import with_items
         from hpc_toolkit.worker.loading import new_manifest
+        from hpc_toolkit.worker.stages import manifest_of, with_items
 
         if stages is not None:
-            from hpc_toolkit.stages import manifest_of  # few runs have several
-
             manifest, given = manifest_of(root, stages, copy_code=copy_code)
             return create_run(Path(root), manifest, given, sealed=True)
         stage = list_stage(

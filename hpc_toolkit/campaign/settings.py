@@ -251,8 +251,8 @@ def checked_stages(campaign: Campaign, path: tuple[str, ...]) -> tuple[StageSpec
 
     Raises ConfigError, WorkloadError: a stage cannot work.
     """
-    from hpc_toolkit.worker.arguments import fit
     from hpc_toolkit.worker.loading import check_stage
+    from hpc_toolkit.worker.stages import fit
 
     arms = [arm.item() for arm in islice(campaign.arms(), AT_ONCE)]
     names = campaign.tasks.names

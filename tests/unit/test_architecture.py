@@ -29,7 +29,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # The rooms of the package: each may import from those before it.
 ROOMS = [
     *("errors", "system", "rundir", "queue", "slurm", "lab", "bandit", "science", "worker"),
-    *("results", "report", "campaign", "planning", "stages", "run", "calls", "study", "submit"),
+    *("results", "report", "campaign", "planning", "run", "calls", "study", "submit"),
     *("doctor", "engines", "workerjobs", "background", "futures", "joblib", "training"),
     *("tracking", "cli", "sweeps", "__main__"),
 ]

@@ -19,7 +19,7 @@ from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.run import create_run
 from hpc_toolkit.rundir.layout import Manifest
-from hpc_toolkit.worker.arguments import with_items
+from hpc_toolkit.worker.stages import with_items
 from tests.toyrun import ToyWorker, spec_of, units_of
 
 ITEMS = [{"lr": lr, "seed": seed} for lr in (1, 2) for seed in (0, 1)]

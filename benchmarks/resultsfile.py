@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hpc_toolkit.rundir.mounts import filesystem_of
+from hpc_toolkit.rundir.trust import filesystem_of
 
 RESULTS = Path(__file__).parent / "results.md"
 

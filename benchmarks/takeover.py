@@ -30,7 +30,7 @@ from tracefile import Execution, Trace, lives, send, wait_for
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, heartbeat_interval_s
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.mounts import filesystem_of
+from hpc_toolkit.rundir.trust import filesystem_of
 
 _LIMIT_S = 2.0
 _ITEM_S = 0.1

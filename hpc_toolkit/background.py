@@ -27,7 +27,7 @@ from hpc_toolkit.results.gather import rows_of_unit
 from hpc_toolkit.results.workers import reachable_workers
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import list_names, writing
-from hpc_toolkit.rundir.mounts import is_local
+from hpc_toolkit.rundir.trust import is_local
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.pool import PoolApart

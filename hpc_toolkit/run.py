@@ -15,9 +15,9 @@ from hpc_toolkit.queue.items import Item, ItemLines
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.rundir.files import writing
+from hpc_toolkit.rundir.files import grant, writing
 from hpc_toolkit.rundir.layout import STUDY, Manifest, RunPaths, list_stage, read_manifest
-from hpc_toolkit.rundir.trust import grant, refuse_untrusted
+from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.system.clock import Seldom, SystemClock
 from hpc_toolkit.system.record import replace
 

@@ -32,11 +32,10 @@ from hpc_toolkit.errors import ConfigError, RunError, describe
 from hpc_toolkit.futures import Executor
 from hpc_toolkit.queue.items import Item
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.files import writing
+from hpc_toolkit.rundir.files import share, writing
 from hpc_toolkit.rundir.journal import ValueFile
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.pickles import dumps, refusal
-from hpc_toolkit.rundir.trust import share
 from hpc_toolkit.rundir.valuefiles import read_part, stored
 from hpc_toolkit.slurm.render.file import option_words
 from hpc_toolkit.submit.send import cancelable_jobs

@@ -17,10 +17,11 @@ from typing import Any
 from hpc_toolkit.errors import CallError, ConfigError, RunError
 from hpc_toolkit.queue.items import Item
 from hpc_toolkit.run import MAX_WORKERS, Run, create_run
+from hpc_toolkit.rundir.files import share
 from hpc_toolkit.rundir.journal import ValueFile
 from hpc_toolkit.rundir.layout import CALLS, list_stage
 from hpc_toolkit.rundir.pickles import UnrestoredError, dumps, refusal
-from hpc_toolkit.rundir.trust import refuse_untrusted, share
+from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.rundir.valuefiles import Values, stored
 from hpc_toolkit.rundir.values import Forms, described, pointer, steps
 from hpc_toolkit.system.quantities import counted, format_size

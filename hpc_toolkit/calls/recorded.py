@@ -19,10 +19,9 @@ from hpc_toolkit.queue.items import Item, canonical
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.units import Claims
 from hpc_toolkit.results.explain import unit_items
-from hpc_toolkit.rundir.files import list_names, read_fresh, write_new
+from hpc_toolkit.rundir.files import list_names, read_fresh, share, write_new
 from hpc_toolkit.rundir.journal import encode_line, release_line
 from hpc_toolkit.rundir.layout import WITHDRAWN, RunPaths, StagePaths
-from hpc_toolkit.rundir.trust import share
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name, process_ticks

@@ -50,7 +50,7 @@ from hpc_toolkit.queue.view import Follower, RunView, StageView
 from hpc_toolkit.results.gather import gather, unit_rows
 from hpc_toolkit.results.tables import check_rows
 from hpc_toolkit.rundir.files import replace_file
-from hpc_toolkit.rundir.mounts import is_local
+from hpc_toolkit.rundir.trust import is_local
 from hpc_toolkit.rundir.values import not_finite
 from hpc_toolkit.system.quantities import counted
 

@@ -112,7 +112,7 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
         given["cpus_per_worker"], given["gpus_per_worker"], given["memory_per_worker"], rank
     )
     settings = ray_settings(given["ray_address"], shares, on_ray=on_ray)
-    for name in ("rundir.mounts", "worker.pool"):  # as Run.work would, after the others
+    for name in ("rundir.trust", "worker.pool"):  # as Run.work would, after the others
         importlib.import_module(f"hpc_toolkit.{name}")
     # Imported objects are not garbage, and need not be looked at.
     gc.freeze()

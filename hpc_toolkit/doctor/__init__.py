@@ -19,7 +19,7 @@ from hpc_toolkit.doctor import filesystem, locks, node, sides
 from hpc_toolkit.doctor.runfiles import Repair, check_run, plan_repairs
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.rundir.mounts import Mount, believed, is_local, mount_of, write_proof
+from hpc_toolkit.rundir.trust import Mount, believed, is_local, mount_of, write_proof
 from hpc_toolkit.system.quantities import first_names
 from hpc_toolkit.system.ranks import in_step
 

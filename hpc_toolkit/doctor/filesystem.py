@@ -15,7 +15,7 @@ from hpc_toolkit.doctor.sides import Finding, Pair, Verdict, fine, judged
 from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter
-from hpc_toolkit.rundir.mounts import LOCAL_LOCKS, NFS, Mount
+from hpc_toolkit.rundir.trust import LOCAL_LOCKS, NFS, Mount
 from hpc_toolkit.system.quantities import format_duration, format_size
 from hpc_toolkit.system.ranks import boot_id, host_name
 

@@ -18,7 +18,7 @@ from threading import Timer
 from hpc_toolkit.doctor.filesystem import LOCAL_LOCKS_MEAN, LOST_HOSTS
 from hpc_toolkit.doctor.sides import Child, Finding, Pair, Verdict, ask_child, fine
 from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir.mounts import NFS, Mount
+from hpc_toolkit.rundir.trust import NFS, Mount
 from hpc_toolkit.system.quantities import format_duration
 
 LONGEST_S = 110.0

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import decode_line, encode_line
-from hpc_toolkit.rundir.mounts import Mount, mount_of
+from hpc_toolkit.rundir.trust import Mount, mount_of
 from hpc_toolkit.system.processes import die_with_parent, readable
 from hpc_toolkit.system.ranks import boot_id, host_name
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.presence import DIRECT, HEAD, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.units import Segment
-from hpc_toolkit.rundir import files, mounts
+from hpc_toolkit.rundir import files, trust
 from hpc_toolkit.rundir.layout import StagePaths
 
 SEALED = "sealed"
@@ -124,7 +124,7 @@ class StageLog:
 
     @cached_property
     def _local(self) -> bool:
-        return mounts.is_local(self.paths.log)
+        return trust.is_local(self.paths.log)
 
     def hold_head(self) -> None:
         """Keep ``head`` open for writing while this process lives; for adding many entries.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from hpc_toolkit.rundir import files, mounts
+from hpc_toolkit.rundir import files, trust
 from hpc_toolkit.rundir.journal import decode_line, seal_line
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name, process_id, process_ticks
@@ -149,7 +149,7 @@ def _room(record: dict[str, Any]) -> int:
 class PresenceFile:
     """Creates a worker's own presence file and rewrites it in place.
 
-    An unknown ``device`` is set to that of its directory. ``local`` as in ``mounts.is_local``.
+    An unknown ``device`` is set to that of its directory. ``local`` as in ``trust.is_local``.
     """
 
     def __init__(self, path: Path, presence: Presence, *, local: bool | None = None) -> None:
@@ -158,7 +158,7 @@ class PresenceFile:
         self.presence = replace(presence, device=device)
         files.write_new(path, [self.presence.encode()])
         self._fd = os.open(path, os.O_WRONLY)
-        self._local = mounts.is_local(path) if local is None else local
+        self._local = trust.is_local(path) if local is None else local
 
     def reopen(self) -> None:
         """Open the file again by its name: after an error the descriptor may be stale."""

@@ -9,7 +9,7 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.presence import FINISHED, Presence
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.rundir import mounts
+from hpc_toolkit.rundir import trust
 from hpc_toolkit.rundir.journal import JournalReader, Line, read_lines, read_unit_run
 from hpc_toolkit.system.clock import Clock
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
@@ -186,5 +186,5 @@ All idle workers of a run together use less than 100 operations per second.
 
 def pause_s(view: RunView, at_least: float) -> float:
     """Seconds until a process that reads the files of all workers each time may do so again."""
-    is_local = mounts.is_local(view.paths.root)
+    is_local = trust.is_local(view.paths.root)
     return at_least if is_local else max(at_least, 2 * len(view.readers) / FILES_PER_S)

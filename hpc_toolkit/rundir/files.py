@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from hpc_toolkit.errors import PASSING, TRY_AGAIN, RunError, exit_code_of
-from hpc_toolkit.rundir.trust import shared
 
 SIZES = 64
 """Number of sizes that a rewritten file cycles through.
@@ -26,6 +26,9 @@ _TICKS_S = 0.02
 
 _TRIES = 5
 _BLOCK = 1 << 18
+
+_granted: dict[str, int] = {}
+"""Permissions of the group on the runs of this process, by absolute path with a final slash."""
 
 
 def create_name(path: Path, target: str, *, twin: Path | None = None) -> str:
@@ -361,3 +364,27 @@ def writing(root: Path) -> Iterator[None]:
         hint = "check its permissions, the free space and your quota, then call again"
         exit_code = None if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else TRY_AGAIN
         raise RunError(message, hint=hint, exit_code=exit_code) from error
+
+
+def grant(root: Path) -> None:
+    """Let files that this process creates in a run have the group's permissions of ``root``."""
+    with contextlib.suppress(OSError):
+        _granted[f"{root.absolute()}/"] = root.stat().st_mode & stat.S_IRWXG
+
+
+def shared(fd: int, path: Path | str) -> int:
+    """Share the new file ``fd`` as :func:`share` does; returns ``fd``."""
+    share(path, fd)
+    return fd
+
+
+def share(path: Path | str, fd: int | None = None) -> None:
+    """Give a new file or directory the group's permissions that the umask may have withheld."""
+    for root, granted in list(_granted.items()):  # another thread may open a run
+        if granted and os.path.abspath(path).startswith(root):
+            mode = os.stat(path).st_mode if fd is None else os.fstat(fd).st_mode
+            missing = granted & (0o070 if stat.S_ISDIR(mode) else 0o060) & ~mode
+            if missing:
+                # Another user's file, or a filesystem without permissions, stays as it is.
+                with contextlib.suppress(OSError):
+                    os.chmod(path if fd is None else fd, stat.S_IMODE(mode) | missing)

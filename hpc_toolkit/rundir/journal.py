@@ -18,8 +18,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from hpc_toolkit.rundir.files import closing, sync_directory, write_all
-from hpc_toolkit.rundir.trust import shared
+from hpc_toolkit.rundir.files import closing, shared, sync_directory, write_all
 from hpc_toolkit.system.jsonlines import batches, decode, decode_each, raw_decode
 
 _RELEASE = b'{"type":"release",'

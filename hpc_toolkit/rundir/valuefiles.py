@@ -17,9 +17,9 @@ from zlib import crc32
 
 from hpc_toolkit.errors import RunError, describe
 from hpc_toolkit.rundir import pickles
-from hpc_toolkit.rundir.files import closing, write_all
+from hpc_toolkit.rundir.files import closing, shared, write_all
 from hpc_toolkit.rundir.layout import RESULTS, RunPaths, shown_item
-from hpc_toolkit.rundir.trust import refuse_untrusted, shared
+from hpc_toolkit.rundir.trust import refuse_untrusted
 from hpc_toolkit.rundir.values import Forms, Types, described, made, not_finite, restore, steps
 from hpc_toolkit.system.jsonlines import encode
 from hpc_toolkit.system.quantities import counted

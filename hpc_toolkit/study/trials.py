@@ -31,11 +31,10 @@ from hpc_toolkit.queue.items import Item
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import unit_items
-from hpc_toolkit.rundir.files import list_names, sync_directory
+from hpc_toolkit.rundir.files import list_names, share, sync_directory
 from hpc_toolkit.rundir.journal import JournalWriter, is_whole, seal_line
 from hpc_toolkit.rundir.layout import Manifest, RunPaths, read_manifest
 from hpc_toolkit.rundir.pickles import loads
-from hpc_toolkit.rundir.trust import share
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.worker.loading import load_object
 

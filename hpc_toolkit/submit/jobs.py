@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.queue.presence import Presence, read_presence
 from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.files import share
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.rundir.trust import share
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
 from hpc_toolkit.system.ranks import boot_id, host_name, noted_name, process_ticks
 from hpc_toolkit.system.record import Record, asdict, replace

@@ -12,7 +12,7 @@ from hpc_toolkit.results.progress import NO_WORKER, OPEN
 from hpc_toolkit.results.status import Beside, Halt
 from hpc_toolkit.rundir.files import last_lines
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.rundir.mounts import believed
+from hpc_toolkit.rundir.trust import believed
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import log_files, read_jobs
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.queue.leases import WorkerLock, heartbeat_interval_s
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
-from hpc_toolkit.rundir import files, mounts
+from hpc_toolkit.rundir import files, trust
 from hpc_toolkit.rundir.journal import JournalWriter
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.system.record import replace
@@ -141,7 +141,7 @@ class Membership:
             if rank.world_size == 1:
                 # Thousands of ranks start at once, and would list thousands of names each.
                 self.workers = len(files.list_names(paths.workers)) // 2
-            self.local = mounts.is_local(paths.root)
+            self.local = trust.is_local(paths.root)
             """Whether the run is on a filesystem of this kernel alone."""
             here = Presence.here(
                 self.name,

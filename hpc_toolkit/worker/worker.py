@@ -23,7 +23,7 @@ from hpc_toolkit.queue.presence import LIMIT_S
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.queue.wants import may_need
 from hpc_toolkit.rundir.layout import CALLS, refuse_removed
-from hpc_toolkit.rundir.mounts import believed
+from hpc_toolkit.rundir.trust import believed
 from hpc_toolkit.system.installation import open_streams
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.ranks import RankInfo, of_slurm
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Probes
     from hpc_toolkit.queue.view import StageView
     from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
-    from hpc_toolkit.rundir.mounts import Proof
+    from hpc_toolkit.rundir.trust import Proof
     from hpc_toolkit.system.clock import Clock
 
 EXIT_COMPLETE = 0

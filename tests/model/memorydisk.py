@@ -19,7 +19,7 @@ import pytest
 
 from hpc_toolkit.queue import control, items, leases, log, units
 from hpc_toolkit.results import gather
-from hpc_toolkit.rundir import files, journal, layout, mounts
+from hpc_toolkit.rundir import files, journal, layout, trust
 from hpc_toolkit.worker import attempts
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def memory_instead_of_files() -> Iterator[None]:
             if hasattr(module, "os"):
                 patch.setattr(module, "os", _Os())
         still = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0)
-        patch.setattr(mounts, "is_local", lambda _path: True)  # directories have no times here
+        patch.setattr(trust, "is_local", lambda _path: True)  # directories have no times here
         patch.setattr(attempts, "time", still)
         patch.setattr(attempts.Log, "settle", lambda _self: 0)
         patch.setattr(attempts.Log, "reopen", lambda _self: 0)

@@ -18,7 +18,7 @@ from hpc_toolkit import doctor
 from hpc_toolkit.doctor import filesystem, locks, sides
 from hpc_toolkit.doctor.sides import Finding, Report, Verdict
 from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir.mounts import Mount
+from hpc_toolkit.rundir.trust import Mount
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
 

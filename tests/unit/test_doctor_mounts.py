@@ -13,9 +13,9 @@ from hpc_toolkit.doctor.filesystem import check_mount
 from hpc_toolkit.doctor.sides import Side, Verdict, are_apart, side_of
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
-from hpc_toolkit.rundir import mounts
+from hpc_toolkit.rundir import trust
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.rundir.mounts import Mount, Proof, believed, parse_mount, write_proof
+from hpc_toolkit.rundir.trust import Mount, Proof, believed, parse_mount, write_proof
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.worker.worker import Worker, WorkerOptions
 from tests.manualclock import ManualClock
@@ -130,10 +130,10 @@ def test_a_proof_says_nothing_of_another_mount(
     examined = Mount("/y", "nfs4", "nas:/export", ("rw",))
     side = {**side_of(paths.root).to_json(), "mount": {"kind": "nfs4", "source": "nas:/export"}}
     write_proof(paths.doctor, {"locks_proven": True, "sides": [side]})
-    monkeypatch.setattr(mounts, "mount_of", lambda _: examined)
+    monkeypatch.setattr(trust, "mount_of", lambda _: examined)
     assert believed(paths).locks
 
-    monkeypatch.setattr(mounts, "mount_of", lambda _: here)
+    monkeypatch.setattr(trust, "mount_of", lambda _: here)
 
     assert not believed(paths).locks
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.rundir import files, mounts
+from hpc_toolkit.rundir import files, trust
 from tests.toyrun import FAULTS, all_at_once, every_fault
 
 
@@ -217,11 +217,11 @@ def test_a_shared_filesystem_is_known_whatever_its_directory_is_called(
     lines = ["20 1 8:1 / / rw - ext4 /dev/sda rw", f"30 20 0:5 / {point} rw - nfs4 server:/x rw"]
     listed = tmp_path / "mountinfo"
     listed.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogateescape")
-    monkeypatch.setattr(mounts, "MOUNTINFO", str(listed))
+    monkeypatch.setattr(trust, "MOUNTINFO", str(listed))
     monkeypatch.delenv("HPCTK_FILESYSTEM", raising=False)
 
-    assert mounts.filesystem_of(shared) == "nfs4"
-    assert not mounts.is_local(shared)
+    assert trust.filesystem_of(shared) == "nfs4"
+    assert not trust.is_local(shared)
 
 
 @pytest.mark.parametrize(

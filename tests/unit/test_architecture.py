@@ -333,15 +333,6 @@ def test_every_command_is_in_the_list_by_which_its_module_is_loaded() -> None:
     assert {"init", "work", "status", "gather", "retry", "render", "campaign"} <= listed
 
 
-def test_a_command_and_its_options_have_help() -> None:
-    for name, command in commands().items():
-        assert command.help, name
-        assert command.help.partition("Examples:")[0].strip().endswith("."), name
-        for parameter in command.params:
-            if parameter.param_type_name == "option":
-                assert parameter.help, f"hpctk {name} {parameter.opts[0]}"
-
-
 PROBE = """
 import json, os, sys
 sys.argv = json.loads(sys.argv[1])

@@ -34,7 +34,6 @@ from hpc_toolkit.bandit.gp import (
     fit,
     log_expected_improvement,
     log_marginal_likelihoods,
-    matern52,
     space_filling_order,
 )
 from hpc_toolkit.bandit.racing import best_row, gaps
@@ -265,15 +264,6 @@ X = RNG.normal(size=(40, 3))
 Y = np.sin(X[:, 0]) + 0.3 * X[:, 1] + 0.05 * RNG.normal(size=40)
 POINTS = np.vstack([RNG.normal(size=(200, 3)), X[:5]])
 HYPER = [Hyperparameters(0.4, 1e-3), Hyperparameters(1.5, 1e-2), Hyperparameters(6.0, 1e-4)]
-
-
-def test_matern52_has_the_published_values() -> None:
-    near, far = np.zeros((1, 2)), np.array([[3.0, 4.0]])
-
-    r = math.sqrt(5) * 5 / 2.0
-
-    assert matern52(near, far, 2.0)[0, 0] == pytest.approx((1 + r + r * r / 3) * math.exp(-r))
-    assert matern52(far, far, 2.0)[0, 0] == 1.0
 
 
 @pytest.mark.parametrize("hyper", HYPER, ids=str)

@@ -32,16 +32,6 @@ def test_builtin_clusters_load_and_say_where_their_facts_are_from() -> None:
         assert name == "generic" or (cluster.source and cluster.checked)
 
 
-def test_load_cluster_by_path_takes_the_name_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('gpus_per_node = 2\nmem_per_node = "1T"\n', encoding="utf-8")
-
-    cluster = load_cluster(str(path))
-
-    assert (cluster.name, cluster.gpus_per_node, cluster.mem_per_node_mib) == ("mine", 2, 2**20)
-    assert cluster.written("gpus_per_node") == f"{path}: gpus_per_node"
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "No such file"), (b"\xff\xfe", "not UTF-8"), (b"a = [", "Unclosed|Invalid|Expected")],

@@ -83,6 +83,7 @@ def test_a_cluster_named_by_its_path_has_one_file_and_the_variables(
     lab = load_cluster("./lab.toml")
 
     assert (lab.nodes, lab.cpus_per_node, lab.defaults) == (3, None, (("account", "me"),))
+    assert (lab.name, lab.written("nodes")) == ("lab", "./lab.toml: nodes")
     # The project is the current directory, and none above it.
     layers.write("project", "mine", "nodes = 3")
     assert "mine" in cluster_names()

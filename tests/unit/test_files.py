@@ -89,20 +89,6 @@ def _answering(answers: list[Any]) -> Callable[..., Any]:
     return answer
 
 
-def test_write_all_goes_on_after_short_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data)[:3]))
-    fd = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
-    try:
-        files.write_all(fd, b"0123456789")
-    finally:
-        os.close(fd)
-
-    assert (tmp_path / "file").read_bytes() == b"0123456789"
-
-
 @pytest.fixture
 def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
     """What is synced, each time with the content that ``file`` then has."""

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
@@ -79,19 +78,6 @@ def test_a_second_executor_returns_recorded_results_and_awaits_the_others(fast_d
 
     assert (left.result(), new.result()) == (4.0, 5.0)
     assert [call.get("repeat") for call in written(root)] == [None, 1, None, None, None]
-
-
-def test_an_exception_in_the_block_seals_nothing_and_ends_every_future(fast_dir: Path) -> None:
-    executor = Executor(fast_dir / "r")
-    future = executor.submit(math.sqrt, 4)
-    wait_for(future.running)
-
-    with pytest.raises(KeyboardInterrupt), executor:
-        raise KeyboardInterrupt
-
-    assert future.cancelled()
-    assert wait([future], timeout=0).done == {future}
-    assert not Run.open(fast_dir / "r").status().stages["items"].sealed
 
 
 @pytest.mark.parametrize("seal", [True, False])
@@ -210,23 +196,6 @@ def unit_of(root: Path, name: str) -> range:
     view = Run.open(root).view
     view.poll()
     return view.stages["items"].unit(name).items
-
-
-def test_a_dropped_executor_is_collected_once_its_calls_are_done(fast_dir: Path) -> None:
-    executor = Executor(fast_dir / "r")
-    dropped, thread = weakref.ref(executor), executor._thread
-    futures_ = [executor.submit(math.sqrt, number) for number in (4, 9)]
-
-    del executor
-
-    answer(fast_dir / "r", 4, value=2.0)
-    assert futures_[0].result() == 2.0
-    assert dropped() is not None
-    answer(fast_dir / "r", 9, value=3.0)
-    assert futures_[1].result() == 3.0
-    thread.join(60)
-    assert (dropped(), thread.is_alive()) == (None, False)
-    assert not Run.open(fast_dir / "r").status().stages["items"].sealed
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")

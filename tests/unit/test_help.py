@@ -108,11 +108,13 @@ def test_help_all_shows_what_the_help_leaves_out(name: str) -> None:
     options = [
         (max(one.opts, key=len), one) for one in command.params if one.param_type_name == "option"
     ]
-    spelled = [word for word, one in options if one.help]
-    hidden = [word for word, one in options if one.help and one.hidden]
+    spelled = [word for word, _ in options]
+    hidden = [word for word, one in options if one.hidden]
     shown = helped(name).split()
     subcommands = getattr(command, "commands", {})
 
+    assert not name or command.help.partition("Examples:")[0].strip().endswith(".")
+    assert [word for word, one in options if not one.help] == []
     assert [option for option in hidden if option in shown] == []
     more = hidden or any(one.hidden for one in subcommands.values()) or not name
     assert ("--help-all" in shown) == bool(more)

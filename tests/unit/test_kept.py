@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,19 +57,6 @@ def keep(jobs: int, *words: str) -> tuple[list[str], str]:
 
 def state(run: ToyRun) -> dict[str, object]:
     return Kept(run.paths.jobs / "keep-work-queue.json").read()
-
-
-def test_of_two_that_look_at_once_one_submits(programs: Programs, run: ToyRun) -> None:
-    other = shlex.join([sys.executable, "-m", "hpc_toolkit", "keep", "a", "--jobs", "2", "--once"])
-    second = f'[ -e "$0.in" ] || {{ echo > "$0.in"; {other} > "$0.other" 2>&1; }}'
-    programs.add("sbatch", SBATCH.format(before=second))
-
-    jobs, _ = keep(2)
-
-    assert jobs == ["101", "102"]
-    assert len(programs.calls("sbatch")) == 2
-    said = (programs.root / "sbatch.other").read_text()
-    assert "no jobs are sent now: another process submits jobs work-queue" in said
 
 
 @pytest.mark.parametrize(
@@ -160,16 +146,6 @@ def test_a_limit_that_other_runs_reach_ends_nothing_and_refuses_a_first_submissi
     for _ in range(4):
         assert keep(2)[0] == []
     assert (state(run)["ended"], state(run)["failed"]) == ("", 0)
-
-
-def test_what_no_job_gets_past_is_tried_three_times(programs: Programs, run: ToyRun) -> None:
-    programs.answer("sbatch", "", code=1, stderr="sbatch: error: invalid account")
-
-    said = [keep(2)[1] for _ in range(4)]
-
-    assert "no more jobs are sent" not in said[1]
-    assert "no more jobs are sent: 3 submissions failed: sbatch: sbatch: error: invalid" in said[2]
-    assert len(programs.calls("sbatch")) == 3
 
 
 def test_a_silent_slurm_is_not_a_failed_submission(

@@ -19,7 +19,7 @@ from hpc_toolkit.cli.help import _ORDER
 from hpc_toolkit.cli.render import TEMPLATES, manifest_command
 from hpc_toolkit.engines.kubernetes import Kind
 from hpc_toolkit.system import tomltable
-from tests.clusterschema import cluster_schema
+from tests.clusterkeys import cluster_tables
 from tests.documents import REPOSITORY, public_names
 
 
@@ -165,47 +165,19 @@ def _entry(anchor: str, key: str, value: str, about: str) -> str:
 
 
 def cluster() -> str:
-    """The keys of a cluster's file, from its JSON schema."""
-    schema = cluster_schema()["properties"]
-    text = _properties("", schema)
-    for name in ("identify", "defaults", "partitions"):
-        table = schema[name].get("items", schema[name])
-        heading = f"[[{name}]]" if "items" in schema[name] else f"[{name}]"
-        text += f"\n## {plain(heading)}\n\n{_properties(f'{name}-', table['properties'])}"
+    """The keys of a cluster's file, each table under its heading."""
+    text = ""
+    for heading, rows in cluster_tables().items():
+        text += f"\n## {plain(heading)}\n\n" if heading else ""
+        prefix = f"{heading.strip('[]')}-" if heading else ""
+        text += "".join(
+            _entry(prefix + key, key, value, _code(about)) for key, value, about in rows
+        )
     return text
-
-
-def _properties(prefix: str, schema: dict[str, Any]) -> str:
-    return "".join(
-        _entry(prefix + key, key, _value(one), _code(one.get("description", "")))
-        for key, one in schema.items()
-    )
 
 
 def _code(text: str) -> str:
     return re.sub(r"(?<!\w)'([^']+)'", r"`\1`", text)
-
-
-_VALUES = {
-    "string": "text",
-    "boolean": "`true` or `false`",
-    "integer": "whole number",
-    "number": "number",
-    "object": "table",
-}
-
-
-def _value(schema: dict[str, Any]) -> str:
-    """What the file contains for a value of this schema."""
-    if words := schema.get("enum"):
-        return " or ".join(f'`"{word}"`' for word in words)
-    if examples := schema.get("examples"):
-        return f'text such as `"{examples[0]}"`'
-    if schema["type"] == "array":
-        return f"list of {_VALUES[schema['items']['type']]}s"
-    if isinstance(schema["type"], list):
-        return " or ".join(_VALUES[kind] for kind in schema["type"])
-    return str(schema.get("format", _VALUES[schema["type"]]))
 
 
 def api() -> str:

@@ -16,7 +16,7 @@ from hpc_toolkit.slurm.clusters.facts import (
     parse_cluster,
 )
 from hpc_toolkit.slurm.clusters.keys import PARTITION_KEYS, Partition
-from tests.clusterschema import cluster_schema
+from tests.clusterkeys import cluster_tables
 
 
 def parse(text: str) -> Cluster:
@@ -156,10 +156,12 @@ def test_the_reader_accepts_valid_values(text: str) -> None:
 
 
 def test_every_key_has_a_description_for_the_reference() -> None:
-    properties = cluster_schema()["properties"]
+    tables = {
+        name: {key: about for key, _, about in rows} for name, rows in cluster_tables().items()
+    }
 
-    assert set(properties) == set(KEYS)
-    assert all(one["description"] for one in properties.values())
-    inner = properties["partitions"]["items"]["properties"]
-    assert inner["max_walltime"]["description"].startswith("Longest job that it accepts")
-    assert properties["nodes"]["description"] == "How many nodes one job can get at most."
+    assert set(tables[""]) == set(KEYS)
+    assert all(tables[""].values())
+    longest = tables["[[partitions]]"]["max_walltime"]
+    assert longest.startswith("Longest job that it accepts")
+    assert tables[""]["nodes"] == "How many nodes one job can get at most."

@@ -12,14 +12,14 @@ from typing import Any, Literal, NoReturn, get_args
 
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import TRY_AGAIN, RenderError, near_miss
-from hpc_toolkit.slurm.allowlist import (
+from hpc_toolkit.slurm.render import (
     check_count,
     check_match,
     check_names,
+    file,
     looks_secret,
     refuse_twice,
 )
-from hpc_toolkit.slurm.render import file
 from hpc_toolkit.slurm.render.script import Marked, fill
 from hpc_toolkit.slurm.render.spec import asked
 from hpc_toolkit.system.options import spelled

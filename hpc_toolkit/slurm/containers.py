@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
-from hpc_toolkit.slurm.allowlist import refusal, setup_words
+from hpc_toolkit.slurm.render import refusal, setup_words
 from hpc_toolkit.system.processes import WARNING_NAME, WARNING_NAMES
 
 Gpu = Literal["", "nvidia", "amd"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import check_variable, setup_words
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.render import check_variable, setup_words
 from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.slurm.render.script import surroundings
 from hpc_toolkit.slurm.render.spec import OPTIONS, ScriptSpec

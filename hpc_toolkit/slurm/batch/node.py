@@ -20,7 +20,7 @@ from pathlib import Path
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
-from hpc_toolkit.slurm.allowlist import USERS
+from hpc_toolkit.slurm.render import USERS
 from hpc_toolkit.system.gpus import ask_driver
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.ranks import host_name

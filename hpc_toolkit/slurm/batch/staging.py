@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from hpc_toolkit.rundir.files import replacing_file
-from hpc_toolkit.slurm.allowlist import ENVIRONMENT, USERS
 from hpc_toolkit.slurm.batch.node import StagingError, check_room
+from hpc_toolkit.slurm.render import ENVIRONMENT, USERS
 from hpc_toolkit.system.quantities import format_size
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.allowlist import matches
 from hpc_toolkit.slurm.clusters.nodes import read_gres
 from hpc_toolkit.slurm.containers import program_words
+from hpc_toolkit.slurm.render import matches
 from hpc_toolkit.slurm.render import values as v
 from hpc_toolkit.slurm.render.file import read_sbatch
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, MEMORY_OPTIONS, OPTIONS, read_quantity

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.rundir import files
-from hpc_toolkit.slurm.allowlist import refuse_twice
+from hpc_toolkit.slurm.render import refuse_twice
 from hpc_toolkit.slurm.render.spec import (
     DEFAULTS,
     FIELDS,

@@ -18,11 +18,10 @@ import jinja2
 
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import RenderError, near_miss
-from hpc_toolkit.slurm.allowlist import setup_words
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.containers import plain_lines
 from hpc_toolkit.slurm.render import file as scripts
-from hpc_toolkit.slurm.render import kinds
+from hpc_toolkit.slurm.render import kinds, setup_words
 from hpc_toolkit.slurm.render.directives import (
     Directive,
     complete,

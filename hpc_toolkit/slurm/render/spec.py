@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import refusal
+from hpc_toolkit.slurm.render import refusal
 from hpc_toolkit.slurm.render import values as v
 from hpc_toolkit.slurm.render.values import check_passed, count, path, text
 

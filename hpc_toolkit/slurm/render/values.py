@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm import allowlist as allow
-from hpc_toolkit.slurm.allowlist import refusal
+from hpc_toolkit.slurm import render as allow
+from hpc_toolkit.slurm.render import refusal
 from hpc_toolkit.system import quantities as q
 from hpc_toolkit.system.processes import WARNING_NAME, WARNING_NAMES
 

@@ -7,8 +7,8 @@ import inspect
 import itertools
 from typing import Any
 
-from hpc_toolkit.slurm.clusters import facts as clusters
-from hpc_toolkit.slurm.clusters import keys, nodes
+from hpc_toolkit.slurm import clusters
+from hpc_toolkit.slurm.clusters import facts, keys
 from hpc_toolkit.slurm.render.spec import OPTIONS
 from hpc_toolkit.system import tomltable as t
 
@@ -32,9 +32,9 @@ _VALUES: dict[Any, str] = {
 
 def cluster_tables() -> dict[str, list[tuple[str, str, str]]]:
     """Each table of a cluster file, by its heading: key, value and meaning."""
-    identify: Any = clusters.KEYS["identify"][1]
+    identify: Any = facts.KEYS["identify"][1]
     return {
-        "": _rows(clusters.KEYS, "Cluster"),
+        "": _rows(facts.KEYS, "Cluster"),
         "[identify]": _rows(identify.keys, identify.of),
         "[defaults]": _rows(keys.DEFAULTS.keys, keys.DEFAULTS.of),
         "[[partitions]]": _rows(keys.PARTITION_KEYS, "Partition"),
@@ -58,7 +58,7 @@ def _value(convert: Any) -> str:
 
 def _docstrings(name: str) -> dict[str, str]:
     """Return the docstring below each field of the dataclass ``name``."""
-    trees = [ast.parse(inspect.getsource(module)) for module in (keys, clusters, nodes)]
+    trees = [ast.parse(inspect.getsource(module)) for module in (keys, facts, clusters)]
     bodies = [one for tree in trees for one in tree.body if isinstance(one, ast.ClassDef)]
     shared = "Limits" if name in ("Cluster", "Partition") else ""
     classes = [one for one in bodies if one.name in (shared, name)]

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.clusters import NodeKind
 from hpc_toolkit.slurm.clusters.draft import SlurmFacts, draft
 from hpc_toolkit.slurm.clusters.facts import Cluster, parse_cluster
-from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.records import parse_records
 from tests.sites import invented
 

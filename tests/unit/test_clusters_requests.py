@@ -12,9 +12,9 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.planning.nodes import node_of
+from hpc_toolkit.slurm.clusters import format_count, read_gres
 from hpc_toolkit.slurm.clusters.draft import SlurmFacts
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
-from hpc_toolkit.slurm.clusters.nodes import format_count, read_gres
 from hpc_toolkit.slurm.clusters.rights import ASSOCIATION, QOS, User, parse_rows
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError, RenderError
 from hpc_toolkit.planning.nodes import node_of
+from hpc_toolkit.slurm.clusters import is_slice, read_gres
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
-from hpc_toolkit.slurm.clusters.nodes import is_slice, read_gres
 from hpc_toolkit.slurm.clusters.rights import (
     ASSOCIATION,
     QOS,

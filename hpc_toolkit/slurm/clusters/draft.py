@@ -17,11 +17,10 @@ from typing import Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.client import ask
-from hpc_toolkit.slurm.clusters import rights
+from hpc_toolkit.slurm.clusters import NodeKind, kinds_of_records, number_of, rights
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.files import SUFFIX
 from hpc_toolkit.slurm.clusters.keys import PARTITION_NAME
-from hpc_toolkit.slurm.clusters.nodes import NodeKind, kinds_of_records, number_of
 from hpc_toolkit.slurm.controller import host_names, slurm_config
 from hpc_toolkit.slurm.records import parse_records
 from hpc_toolkit.system.quantities import HOUR_S, format_mem, format_walltime, parse_walltime

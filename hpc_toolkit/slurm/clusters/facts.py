@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.slurm.clusters import keys
+from hpc_toolkit.slurm.clusters import NodeKind, keys
 from hpc_toolkit.slurm.clusters.files import (
     ClusterFile,
     cluster_files,
@@ -22,7 +22,6 @@ from hpc_toolkit.slurm.clusters.files import (
     read_table,
 )
 from hpc_toolkit.slurm.clusters.keys import Limits, Partition, Qos, keyed
-from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, OPTIONS, rivals_of
 from hpc_toolkit.system import tomltable as t
 

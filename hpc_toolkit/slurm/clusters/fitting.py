@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.slurm.clusters import nodes
-from hpc_toolkit.slurm.clusters.nodes import NodeKind
+from hpc_toolkit.slurm.clusters import NodeKind, format_count, has_features, is_slice, read_gres
 from hpc_toolkit.system.quantities import counted, format_mem, format_walltime
 from hpc_toolkit.system.tomltable import MAX_COUNT
 
@@ -149,10 +148,10 @@ def fit(site: Cluster, needs: Needs) -> Fit | Excess:
     kinds = kinds_of(site)
     if needs.constraint:
         known = frozenset(feature for kind in kinds for feature in kind.features)
-        kinds = tuple(kind for kind in kinds if nodes.has_features(needs.constraint, kind, known))
+        kinds = tuple(kind for kind in kinds if has_features(needs.constraint, kind, known))
         if not kinds:
             return Excess("constraint", needs.constraint, ", ".join(sorted(known)), KINDS)
-    gres = nodes.read_gres(needs.gres)
+    gres = read_gres(needs.gres)
     resources = [(f"{name}:{kind}".rstrip(":"), "gres", number) for name, kind, number in gres]
     if needs.gpus_per_node:
         gpu = f"gpu:{needs.gpu_type}" if needs.gpu_type else "gpu"
@@ -190,7 +189,7 @@ def _with_type(
     number = needs.gpus_per_node
     types = list(dict.fromkeys(one for kind in kinds for one in kind.complete_gpus(number)))
     unsafe = any(
-        any(nodes.is_slice(one) for one, _ in kind.gpus or ())
+        any(is_slice(one) for one, _ in kind.gpus or ())
         or (number > 1 and len(kind.gpus or ()) > 1)
         for kind in reachable
         if sum(number if n is None else n for _, n in kind.gpus or ()) >= number
@@ -228,7 +227,7 @@ def _lacking(site: Cluster, needs: Needs, key: str, number: int, most: int) -> E
         if needs.gpu_type:
             return Excess("gpu_type", needs.gpu_type, ", ".join(types), place)
         return Excess(key, str(number), f"0; name the type of a part: {', '.join(types)}", place)
-    shown = {"mem_per_node": format_mem, "gres": nodes.format_count}.get(key, str)
+    shown = {"mem_per_node": format_mem, "gres": format_count}.get(key, str)
     return Excess(key, shown(number), shown(most), place)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.clusters.nodes import read_gres
+from hpc_toolkit.slurm.clusters import read_gres
 from hpc_toolkit.slurm.containers import program_words
 from hpc_toolkit.slurm.render import matches
 from hpc_toolkit.slurm.render import values as v

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.slurm.clusters import NodeKind
 from hpc_toolkit.slurm.clusters.choice import choose_partition, first_fit, fitting_site, named_site
 from hpc_toolkit.slurm.clusters.facts import Cluster
 from hpc_toolkit.slurm.clusters.fitting import Needs, kinds_of, least, limiting_qos
-from hpc_toolkit.slurm.clusters.nodes import NodeKind
 from hpc_toolkit.slurm.render.spec import (
     MEMORY_OPTIONS,
     OPTIONS,

@@ -84,20 +84,6 @@ def test_quick_steps_are_looked_after_about_once_a_second(clock: ManualClock) ->
     assert len(found) < 20
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_stops_after_the_step_in_which_it_is_seen(
-    number: signal.Signals, clock: ManualClock
-) -> None:
-    with StopSignal(clock=clock) as stop:
-        clock.advance(5)
-        assert not stop.agreed()
-        os.kill(os.getpid(), number)
-        clock.advance(5)
-        assert stop.agreed()
-        assert stop.agreed()
-        assert stop.received == number
-
-
 def test_the_deadline_leaves_time_for_a_step_and_a_checkpoint(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,16 +100,23 @@ def test_the_deadline_leaves_time_for_a_step_and_a_checkpoint(
     assert stopped_at == pytest.approx(68)
 
 
-def test_handlers_are_given_back_but_a_second_warning_kills_nobody_who_leaves() -> None:
-    before: Any = signal.getsignal(signal.SIGUSR1)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_stops_and_a_second_warning_kills_nobody_who_leaves(
+    number: signal.Signals, clock: ManualClock
+) -> None:
+    before: Any = signal.getsignal(number)
     try:
-        with StopSignal([signal.SIGUSR1]):
-            assert signal.getsignal(signal.SIGUSR1) != before
-        assert signal.getsignal(signal.SIGUSR1) == before
+        with StopSignal(clock=clock) as stop:
+            assert signal.getsignal(number) != before
+            assert not stop.agreed()
+        assert signal.getsignal(number) == before
 
-        with StopSignal([signal.SIGUSR1]) as stop:
-            os.kill(os.getpid(), signal.SIGUSR1)
+        with StopSignal(clock=clock) as stop:
+            os.kill(os.getpid(), number)
+            clock.advance(5)
             assert stop.agreed()
-        os.kill(os.getpid(), signal.SIGUSR1)
+            assert stop.agreed()
+            assert stop.received == number
+        os.kill(os.getpid(), number)
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(number, before)

@@ -15,14 +15,11 @@ import pytest
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
 from hpc_toolkit.slurm.batch import job, work
 from hpc_toolkit.slurm.batch.job import clean_environment
-from hpc_toolkit.slurm.batch.work import kept_nodes, shrink_job
+from hpc_toolkit.slurm.batch.work import kept_nodes
 from hpc_toolkit.slurm.client import Finished, SlurmError, SlurmFullError
 from hpc_toolkit.slurm.records import script_options
-from hpc_toolkit.system import processes
 from hpc_toolkit.system.processes import WARNING_NAMES
 from hpc_toolkit.system.ranks import RankInfo
-from tests.fakeslurm import Programs
-from tests.toyrun import ToyRun
 
 
 @pytest.mark.parametrize(
@@ -145,63 +142,6 @@ def test_a_node_whose_ranks_all_left_is_given_back(
     job = RankInfo(job_id="17", restart=1)
 
     assert kept_nodes(NODES, seen, job, first="n1", starting=starting) == kept
-
-
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """A job of three nodes, whose script runs on the first."""
-    found = Programs(tmp_path, monkeypatch)
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
-    monkeypatch.setenv("HPCTK_HOST", "n1")
-    # It would be the tests' own process that ends with its parent.
-    monkeypatch.setattr(processes, "die_with_parent", lambda: None)
-    return found
-
-
-def controller(programs: Programs, present: str) -> None:
-    """A Slurm whose job 17 has the nodes ``present``.
-
-    As from the real one, a list with another node is refused (Slurm 22.05 to 26.05).
-    """
-    now = programs.root / "now"
-    now.write_text(present)
-    programs.add("squeue", f"printf '16 n9\\n17 n[%s]\\n' \"$(tr ' ' , <{now} | tr -d n)\"")
-    update = f"""
-echo "$*" >> "$0.calls"
-case $* in
-  "show hostnames n[1-3]") echo n1 n2 n3; exit;;
-  "show hostnames "*) cat {now}; exit;;
-esac
-for node in $(echo "${{3#NodeList=}}" | tr , ' '); do
-  case " $(cat {now}) " in
-    *" $node "*) ;;
-    *) echo "Invalid node name specified for job 17" >&2; exit 1;;
-  esac
-done
-echo "${{3#NodeList=}}" | tr , ' ' >{now}
-"""
-    programs.add("scontrol", update)
-
-
-@pytest.mark.parametrize(
-    ("present", "given_back"), [("n1 n2 n3", ["n2", "n3"]), ("n1 n3", ["n3"])], ids=["all", "lost"]
-)
-def test_shrink_tells_slurm_which_nodes_to_keep_and_leaves_out_those_that_the_job_has_lost(
-    programs: Programs, toy: ToyRun, present: str, given_back: list[str]
-) -> None:
-    controller(programs, present)
-    for node in NODES[1:]:
-        worker = toy.worker(f"of-{node}", host=node, job="17", restart=1)
-        if node in given_back:
-            worker.finish()
-
-    job = RankInfo(job_id="17", restart=1)
-
-    assert list(shrink_job(toy.paths, job, NODES, every_s=0.01)) == [given_back]
-    updates = [one for one in programs.calls("scontrol") if one.startswith("update ")]
-    assert updates == ["update JobId=17 NodeList=n1"]
 
 
 @pytest.mark.parametrize(

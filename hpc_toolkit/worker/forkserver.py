@@ -25,7 +25,6 @@ from hpc_toolkit.system import processes
 from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.record import replace
 from hpc_toolkit.worker.executor import become_child, prepare
-from hpc_toolkit.worker.guard import become_guard
 from hpc_toolkit.worker.loading import add_paths
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class _Process:
             stages, log = _stages_of(order), Path(order["log"])
             own = partial(_become_own, order)
             child = partial(become_child, stages, log, (requests, results), shared, own)
-            become_guard(child, (life, alive), shared)
+            processes.become_guard(child, (life, alive), shared)
         return True
 
     def _adopt(self, order: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from hpc_toolkit.queue.control import OUT_OF_MEMORY
 from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.rundir.layout import Manifest, StageSpec
 from hpc_toolkit.system.gpus import ranks_here
+from hpc_toolkit.system.processes import Guard
 from hpc_toolkit.system.ranks import environment_of_items, step_nodes
 from hpc_toolkit.worker.executor import become_child, prepare
 from hpc_toolkit.worker.forkserver import (
@@ -34,7 +35,6 @@ from hpc_toolkit.worker.forkserver import (
     is_own,
     kill_started,
 )
-from hpc_toolkit.worker.guard import Guard
 from hpc_toolkit.worker.memory import kernel_kills
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from hpc_toolkit.rundir.journal import ValueFile
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.worker import attempts as wire
-from hpc_toolkit.worker.guard import kill_after
 from hpc_toolkit.worker.membership import Counts
 from hpc_toolkit.worker.starting import Executor
 from hpc_toolkit.worker.unitlines import (
@@ -46,6 +45,7 @@ _SYNC_S = 0.5
 _TICK_S = 1.0
 _STOPPING_S = 0.1
 _BATCH_S = 0.002
+_COMMAND_GRACE_S = 5.0
 _FEW = 8
 """The last items of a unit, whose results are not left to accumulate."""
 _OF_EXECUTOR = ("loaded", "_executor", "_answering", "_prefetches", "_hinted", "_ill")
@@ -296,7 +296,10 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
             if self.drain.interrupts:
                 return self._end(executor, stream, "aborted")
             if limit is not None and not stream.loading and now - stream.since > limit:
-                return self._time_out(executor, stream, kill_after(assignment.stage.spec))
+                spec = assignment.stage.spec
+                default_s = _COMMAND_GRACE_S if spec.workload.command is not None else 0.0
+                grace_s = default_s if spec.kill_after_s is None else spec.kill_after_s
+                return self._time_out(executor, stream, grace_s)
             if stream.index - before > 1 and len(stream.positions) - stream.index > _FEW:
                 # Many quick results: let them accumulate instead of waking up for each.
                 select.select([], [], [], _BATCH_S)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hpc_toolkit.rundir.trust import filesystem_of
+from hpc_toolkit.rundir.trust import mount_of
 
 RESULTS = Path(__file__).parent / "results.md"
 
@@ -31,7 +31,7 @@ def facts(where: Path | None = None) -> str:
         f"`{command}`",
         f"{len(os.sched_getaffinity(0))} cores",
         f"{memory:.0f} GiB",
-        *([filesystem_of(where)] if where is not None else []),
+        *([mount_of(where).kind] if where is not None else []),
         f"Python {platform.python_version()}.",
     ]
     return ", ".join(parts)

@@ -30,7 +30,7 @@ from tracefile import Execution, Trace, lives, send, wait_for
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, heartbeat_interval_s
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.trust import filesystem_of
+from hpc_toolkit.rundir.trust import mount_of
 
 _LIMIT_S = 2.0
 _ITEM_S = 0.1
@@ -131,7 +131,7 @@ def main() -> int:
             path = Path(directory, "whole" if whole else "executor")
             seconds, good = run_rounds(path, given.rounds, given.workers, whole=whole)
             title = "same host, all at work" + ("" if whole else "; executor alone")
-            rows.append(row(title, filesystem_of(path), seconds, "lock" if whole else "its worker"))
+            rows.append(row(title, mount_of(path).kind, seconds, "lock" if whole else "its worker"))
             fine = fine and good
         if given.shared:
             shared = shared_rows(Path(directory))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.bandit.arms import KINDS, Column, Kind, columns_of
 from hpc_toolkit.campaign.tables import Converter, a_list, a_table, read_table
 from hpc_toolkit.errors import ConfigError, ItemsError, describe, near_miss
-from hpc_toolkit.queue.listfiles import read_list
+from hpc_toolkit.queue.listfiles import each_item
 from hpc_toolkit.queue.lists import combinations, parse_values
 from hpc_toolkit.science.workloads.pythia import (
     HUB,
@@ -146,7 +146,7 @@ def _from_file(name: str, where: str, path: Sequence[str]) -> list[Any]:
     places = [Path(directory, name) for directory in path or [""]]
     file = next((place for place in places if place.exists()), places[0])
     try:
-        return read_list(file)
+        return [*each_item(file)]
     except ItemsError as error:
         raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
     except OSError as error:

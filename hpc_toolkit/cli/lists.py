@@ -242,9 +242,9 @@ _STAGE_KEYS: dict[str, t.Key] = {
 
 
 def _needs(given: Any, *, where: str) -> dict[str, Any]:
-    from hpc_toolkit.system.needs import parse_needs, parse_text
+    from hpc_toolkit.system.needs import parse_needs, split
 
-    return parse_needs(given, where) if isinstance(given, dict) else parse_text(given, where)
+    return parse_needs(given if isinstance(given, dict) else split(given, where), where)
 
 
 def _retry(given: Any, *, where: str) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from hpc_toolkit.system.options import (
     flag,
     launcher_option,
     only_given,
-    without_separator,
 )
 from hpc_toolkit.system.quantities import format_duration, parse_counts, parse_duration
 from hpc_toolkit.system.ranks import RankInfo, in_step
@@ -149,7 +148,8 @@ def launch(
         )
     request = plan.Request(
         script=script,
-        arguments=without_separator(words),
+        # Without a "--" directly behind the script, which torchrun drops as well.
+        arguments=tuple(words[1:] if words[:1] == ("--",) else words),
         options={name: value for name, value in of_torchrun.items() if value is not False},
         backend=backend,
         start_timeout_s=parse_duration(start_timeout, where="--start-timeout"),

@@ -25,11 +25,6 @@ COMMANDS = "commands"
 """The format of a file of shell commands."""
 
 
-def read_list(path: Path) -> list[Item]:
-    """As :func:`each_item`, all items at once."""
-    return list(each_item(path))
-
-
 def each_item(path: Path, name: str | None = None) -> Iterator[Item]:
     """Read a file of items in the format ``name``; None: that of its suffix, or JSON lines.
 

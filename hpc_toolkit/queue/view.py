@@ -147,17 +147,14 @@ class Throughput:
         if begin < self.since or at > self.until:
             self.since, self.until = min(self.since, begin), max(self.until, at)
             while self._interval(self.until) - self._interval(self.since) >= _INTERVALS:
-                self._widen()
+                wider: dict[int, float] = {}
+                for number, count in self._done.items():
+                    wider[number // 2] = wider.get(number // 2, 0.0) + count
+                self._done, self.width_s = wider, 2 * self.width_s
         first, last = int(begin // self.width_s), int(at // self.width_s)
         share = done / (last - first + 1)
         for number in range(first, last + 1):
             self._done[number] = self._done.get(number, 0.0) + share
-
-    def _widen(self) -> None:
-        wider: dict[int, float] = {}
-        for number, count in self._done.items():
-            wider[number // 2] = wider.get(number // 2, 0.0) + count
-        self._done, self.width_s = wider, 2 * self.width_s
 
     def _interval(self, at: float) -> int:
         return int(at // self.width_s)
@@ -293,11 +290,6 @@ class RunView:
         """Workers whose journals are shorter, as last read, than the sizes they ``reported``."""
         sizes = sorted(reported.items())
         return [worker for worker, size in sizes if size > self.read_size(worker)]
-
-    def refuse_unreadable(self) -> None:
-        """Raise the error of the first unreadable journal, for callers that need every journal."""
-        for error in self.unreadable.values():
-            raise error
 
     def _read_journal(self, worker: str) -> None:
         if worker not in self.readers:

@@ -129,7 +129,8 @@ def _catch_up(view: RunView, stage: StageView) -> list[str]:
 def _refuse_incomplete(view: RunView, stage: StageView) -> None:
     late = _catch_up(view, stage)
     view.await_journals()
-    view.refuse_unreadable()
+    for error in view.unreadable.values():
+        raise error
     stage.log.refuse_hidden()
     if stage.complete:
         return

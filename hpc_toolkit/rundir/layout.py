@@ -308,7 +308,10 @@ def read_manifest(root: Path) -> Manifest:
         hint = "try again when the filesystem answers"
         raise RunError(message, hint=hint, exit_code=TRY_AGAIN) from error
     if not data:
-        raise RunError(f"{root} is not a run: it has no run.json", hint=_where_runs_are(root))
+        hint = near_path(root, "make one with 'hpctk init', or name another directory")
+        if inside := all_runs(root):
+            hint = f"it contains runs: {_listed(inside)}"
+        raise RunError(f"{root} is not a run: it has no run.json", hint=hint)
     try:
         record = json.loads(data)
         found = record["format"]
@@ -392,9 +395,3 @@ def all_runs(directory: Path = Path("runs")) -> list[Path]:
 
 def _listed(runs: list[Path]) -> str:
     return ", ".join(map(str, runs[:_MOST_RUNS])) + (", ..." if runs[_MOST_RUNS:] else "")
-
-
-def _where_runs_are(root: Path) -> str:
-    if inside := all_runs(root):
-        return f"it contains runs: {_listed(inside)}"
-    return near_path(root, "make one with 'hpctk init', or name another directory")

@@ -154,12 +154,7 @@ def is_local(path: Path) -> bool:
     said = os.environ.get("HPCTK_FILESYSTEM")
     if said in {"local", "shared"}:
         return said == "local"
-    return filesystem_of(path) in _LOCAL_FILESYSTEMS
-
-
-def filesystem_of(path: Path) -> str:
-    """The kernel's name for the type of filesystem that holds ``path``; or "unknown"."""
-    return mount_of(path).kind
+    return mount_of(path).kind in _LOCAL_FILESYSTEMS
 
 
 def write_proof(path: Path, record: dict[str, Any]) -> None:
@@ -169,14 +164,6 @@ def write_proof(path: Path, record: dict[str, Any]) -> None:
     ``locks_proven``. After an OSError an older record stays.
     """
     files.replace_file(path, [json.dumps({"format": _FORMAT, **record}, indent=2).encode() + b"\n"])
-
-
-def read_proof(path: Path) -> dict[str, Any] | None:
-    try:
-        record = json.loads(files.read_fresh(path))
-    except (OSError, RecursionError, ValueError):
-        return None
-    return record if isinstance(record, dict) and record.get("format") == _FORMAT else None
 
 
 class Proof(Record):
@@ -196,12 +183,10 @@ def believed(paths: RunPaths) -> Proof:
     A record from another filesystem is ignored, because the run may have been copied since. Proven
     locks do not count if this host's mount keeps locks local.
     """
-    record = read_proof(paths.doctor)
-    if record is None:
-        return Proof()
-    here = mount_of(paths.root)
     try:
-        if (here.kind, here.source) not in {
+        record = json.loads(files.read_fresh(paths.doctor))
+        here = mount_of(paths.root)
+        if record["format"] != _FORMAT or (here.kind, here.source) not in {
             (side["mount"]["kind"], side["mount"]["source"]) for side in record["sides"]
         }:
             return Proof()
@@ -214,5 +199,13 @@ def believed(paths: RunPaths) -> Proof:
             said.append(f"least_lease_s = {least_s:g} in {paths.doctor.name} is ignored")
             least_s = 0.0
         return Proof(locks, least_s, "; ".join(said))
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+    except (
+        AttributeError,
+        KeyError,
+        OSError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ):
         return Proof()

@@ -104,13 +104,8 @@ def _number(name: str, value: Any, where: str) -> float:
     return int(value) if value == int(value) and name != TIME else value
 
 
-def parse_text(text: str, where: str) -> Amounts:
-    """Needs as an option has them: ``gpus=1,memory=40G,features=a100+nvlink``."""
-    return parse_needs(split(text, where), where)
-
-
 def split(text: str, where: str, hint: str = _HINT) -> dict[str, str]:
-    """The names and values of ``NAME=VALUE,...``."""
+    """The names and values of ``NAME=VALUE,...``, such as the needs of an option."""
     pairs = [one.partition("=") for one in text.split(",")]
     found = {name.strip(): value.strip() for name, _, value in pairs}
     if len(found) < len(pairs) or not all(equals and value for _, equals, value in pairs):

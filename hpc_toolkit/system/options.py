@@ -87,8 +87,3 @@ def launcher_option(words: Sequence[str]) -> str | None:
         if word.startswith("--") and name in _OF_LAUNCHERS:
             return word
     return None
-
-
-def without_separator(words: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of a script without a "--" directly behind it, which torchrun drops as well."""
-    return tuple(words[1:] if words[:1] == ("--",) else words)

@@ -215,7 +215,8 @@ class CommandWorkload:
             if self._was_asked_to_stop(code):
                 raise CommandInterruptedError
             lack = _lack_of_memory(errors)
-            ran_out = lack or self._was_killed(code, errors)
+            by_kernel = code in _KILLED and kernel_kills() > self._kernel_kills
+            ran_out = lack or by_kernel or _SLURM_KILL.search(errors)
             raise (MemoryError if ran_out else RuntimeError)(_failure(code, output, errors, lack))
         line = output[_last_line(output) :].strip().removeprefix(codecs.BOM_UTF8)
         is_long = len(line) > _LONGEST_LINE  # its beginning is lost
@@ -228,12 +229,6 @@ class CommandWorkload:
             sys.stderr.write(f"hpctk: the last line is not read as a result: {unread}\n")
             found = {"exit_code": code, "unread_line": unread}
         return found
-
-    def _was_killed(self, code: int, errors: bytes) -> bool:
-        """Whether the kernel or Slurm ended the command because memory ran out."""
-        if code in _KILLED and kernel_kills() > self._kernel_kills:
-            return True
-        return _SLURM_KILL.search(errors) is not None
 
     def _was_asked_to_stop(self, code: int) -> bool:
         """Whether a stop signal ended the command; this process may get that signal later."""

@@ -77,7 +77,10 @@ class _Leading:
         if isinstance(node, ast.If):
             test = ast.dump(node.test)
             return "TYPE_CHECKING" in test or ("__name__" in test and "__main__" in test)
-        return self._all(_inside(node), package) if hasattr(node, "body") else _is_plain(node)
+        if hasattr(node, "body"):
+            return self._all(_inside(node), package)
+        # It only computes values and gives them names.
+        return isinstance(node, _PLAIN) and not any(map(_acts, ast.walk(node)))
 
     def _from(self, base: str, names: list[str]) -> bool:
         if not self.follow(base):
@@ -99,11 +102,6 @@ def _inside(node: Any) -> list[Any]:
         others = [one for handler in node.handlers for one in handler.body]
         return [*node.body, *others, *node.orelse, *node.finalbody]
     return [None]
-
-
-def _is_plain(node: object) -> bool:
-    """Whether a statement or an expression only computes values and gives them names."""
-    return isinstance(node, _PLAIN) and not any(map(_acts, ast.walk(node)))
 
 
 def _acts(node: Any) -> bool:

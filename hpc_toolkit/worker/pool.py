@@ -185,7 +185,7 @@ class Pool(Record, frozen=False, stateful=True, kw_only=True):
                 code = os.waitstatus_to_exitcode(status)
                 codes.append(code)
                 if code < 0 and not self._draining:
-                    done = finished_items(self.paths.workers, pid, host_name())
+                    done = _finished_items(self.paths.workers, pid)
                     self._barren[slot] = 0 if done else self._barren[slot] + 1
                     if self._barren[slot] < BARREN_LIVES:
                         self._start(slot)
@@ -224,10 +224,10 @@ def overall_code(codes: list[int]) -> int:
     return EXIT_COMPLETE if EXIT_COMPLETE in codes else TRY_AGAIN
 
 
-def finished_items(workers: Path, pid: int, host: str = "") -> int:
-    """How many items the worker with this process id has finished, on ``host`` if it is given."""
+def _finished_items(workers: Path, pid: int) -> int:
+    """How many items the worker of this host with this process id has finished."""
     found = filter(None, map(read_presence, workers.glob(f"*-{pid}-*.json")))
-    return sum(one.done + one.failed for one in found if host in ("", one.host))
+    return sum(one.done + one.failed for one in found if one.host == host_name())
 
 
 def work_elsewhere(

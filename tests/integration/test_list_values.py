@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.queue.listfiles import read_list
+from hpc_toolkit.queue.listfiles import each_item
 from hpc_toolkit.queue.lists import grid
 from tests.integration.realrun import Hpctk
 
@@ -154,7 +154,7 @@ def test_every_value_of_a_list_is_read_as_it_was_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    items = read_list(FILES[kind]())
+    items = [*each_item(FILES[kind]())]
 
     assert [[_text_of(value) for value in item.values()] for item in items] == GIVEN
     numbers = {key for key, value in items[0].items() if not isinstance(value, str)}
@@ -178,7 +178,7 @@ def test_every_value_of_a_list_is_the_same_in_a_command_a_function_and_the_rows(
     assert [row["value"]["words"] for row in json.loads(Path("c.json").read_text())] == GIVEN
     rows = json.loads(Path("f.json").read_text())
     assert [row["value"] for row in rows] == [row["item"] for row in rows]
-    assert [row["item"] for row in rows] == read_list(Path(file))
+    assert [row["item"] for row in rows] == [*each_item(Path(file))]
 
 
 def _text_of(value: Any) -> str:

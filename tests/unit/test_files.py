@@ -206,7 +206,7 @@ def test_a_shared_filesystem_is_known_whatever_its_directory_is_called(
     monkeypatch.setattr(trust, "MOUNTINFO", str(listed))
     monkeypatch.delenv("HPCTK_FILESYSTEM", raising=False)
 
-    assert trust.filesystem_of(shared) == "nfs4"
+    assert trust.mount_of(shared).kind == "nfs4"
     assert not trust.is_local(shared)
 
 

@@ -20,8 +20,8 @@ from hpc_toolkit.system.needs import (
     needs_after,
     parse_has,
     parse_needs,
-    parse_text,
     retry_of,
+    split,
     submit_options,
     unmet,
 )
@@ -62,7 +62,7 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("written", "read"), READ)
 def test_needs_are_read_and_read_again(written: dict[str, Any] | str, read: dict[str, Any]) -> None:
-    found = parse_text(written, "x") if isinstance(written, str) else parse_needs(written, "x")
+    found = parse_needs(split(written, "x") if isinstance(written, str) else written, "x")
 
     assert found == read
     assert parse_needs(found, "x") == found
@@ -73,7 +73,7 @@ def test_wrong_needs_are_refused_with_their_place(
     written: dict[str, Any] | str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse_text(written, "here") if isinstance(written, str) else parse_needs(written, "here")
+        parse_needs(split(written, "here") if isinstance(written, str) else written, "here")
     assert message in refused.value.message
     assert refused.value.hint
     if isinstance(written, dict):

@@ -23,8 +23,9 @@ from hpc_toolkit.system.quantities import parse_duration, parse_size
 from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
+    from hpc_toolkit.slurm.batch.job import Batch
     from hpc_toolkit.slurm.batch.staging import Staging
-    from hpc_toolkit.slurm.batch.step import Batch, Restarts
+    from hpc_toolkit.slurm.batch.step import Restarts
 
 Script = Annotated[Path, argument("SCRIPT", 'The running script: "$0".')]
 Words = Annotated[list[str], argument("PROGRAM...", "Program and arguments.")]
@@ -179,7 +180,7 @@ def train(
 
 
 def _run_program(script: Path, given: dict[str, Any], **request: Any) -> NoReturn:
-    from hpc_toolkit.slurm.batch.program import ProgramJob
+    from hpc_toolkit.slurm.batch.step import ProgramJob
 
     job = partial(ProgramJob, gpus=given["gpus"], within_s=_whole_seconds(given), **request)
     _run(script, given, lambda batch, restarts: job(batch=batch, restarts=restarts).main())

@@ -98,7 +98,7 @@ def test_a_directory_is_read_in_any_encoding(monkeypatch: pytest.MonkeyPatch) ->
 # In a process of its own: a wakeup descriptor and handlers belong to the whole process.
 QUEUE = """
 import os, signal, subprocess
-from hpc_toolkit.slurm.batch.step import Signals
+from hpc_toolkit.slurm.batch.job import Signals
 signals = Signals()
 os.kill(os.getpid(), signal.SIGUSR1)
 os.kill(os.getpid(), signal.SIGTERM)

@@ -27,8 +27,7 @@ from hpc_toolkit.slurm.render import ENVIRONMENT, USERS
 from hpc_toolkit.system.quantities import format_size
 
 if TYPE_CHECKING:
-    from hpc_toolkit.slurm.batch.job import Job
-    from hpc_toolkit.slurm.batch.step import Batch
+    from hpc_toolkit.slurm.batch.job import Batch, Job
 
 _FIND = """HPCTK_STAGED=$HPCTK_STAGED/$SLURMD_NODENAME
 hpctk_user=$HPCTK_STAGED/{users}/$SLURM_LOCALID

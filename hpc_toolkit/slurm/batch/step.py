@@ -1,33 +1,37 @@
-"""The batch process of a job: its step, Slurm's signals, and whether the job starts again."""
+"""Run a job around its step: set-up of its nodes, restarts, and the step of a program."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-import signal
 import subprocess
-import time
-from collections import deque
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from hpc_toolkit.errors import TRY_AGAIN
 from hpc_toolkit.slurm import client
-from hpc_toolkit.slurm.batch.job import Job, JobError, show, this_job
-from hpc_toolkit.slurm.client import ASK_S, PATIENCE_S, SlurmError, answer, ask
+from hpc_toolkit.slurm.batch.job import (
+    Batch,
+    Job,
+    JobEnd,
+    JobError,
+    Signals,
+    as_command,
+    lost_nodes,
+    show,
+    this_job,
+)
+from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
+from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer
+from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.slurm.controller import parse_config
-from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAME, WARNINGS, readable, shell_code
+from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAMES
 from hpc_toolkit.system.quantities import counted
 
-if TYPE_CHECKING:
-    from hpc_toolkit.slurm.containers import Container
-
-NO_MPI = "--mpi=none"
-"""For steps of hpctk's own programs: srun fails if the library of the site's MpiDefault is missing,
-and an item that uses MPI alone would join the step's ranks."""
-_KILL_WAIT_S = 30.0
 _SRUN_CODES = range(193, 255)
 """Exit codes of srun itself; 255 is its answer to an option that it does not know."""
 _KILLED = 137
@@ -37,178 +41,11 @@ _REQUEUES_PREEMPTED = (24, 5)
 whatever its exit code."""
 
 
-class JobEnd(Exception):  # noqa: N818 - not an error: most jobs end by it
-    """The batch process ends here, with an exit code that tells Slurm how the job ended."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-class Batch:
-    """The batch process of a job: what Slurm has asked of the job, and how the job is cleaned up.
-
-    Ranks are sent the signal ``warning`` when the time limit is near.
-    The commands of ``teardown``, each as its words, run once at the end, however the job ends.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        signals: Signals,
-        *,
-        warning: str = WARNING_NAME,
-        teardown: Sequence[Sequence[str]] = (),
-    ) -> None:
-        self.job = job
-        self.warned = job.warned
-        """Whether the time limit is near. Ranks that start later know when the job ends."""
-        self.ended = False
-        """Whether Slurm ends the job: cancelled, preempted, or at its time limit."""
-        self.cleanup: list[list[str]] = [as_command(one) for one in teardown]
-        """Commands that still have to run at the end."""
-        self._signals = signals
-        self._warning = warning
-        self._leave_at: float | None = None
-        self._step: subprocess.Popen[bytes] | None = None
-
-    def once_per_node(
-        self, *options: str, within_s: int = 60, nodes: Sequence[str] = ()
-    ) -> list[str]:
-        """The words before those of a command that runs once on each of ``nodes``, or on all."""
-        number = len(nodes or self.job.nodes)
-        # Without --immediate srun waits for a node that is down until the job's time is over.
-        argv = ["srun", NO_MPI, f"--immediate={within_s}", "--overlap", f"--nodes={number}"]
-        argv += [f"--ntasks={number}", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
-        # A task alone on its node sees all of the job's GPUs there.
-        bound = ["--gpu-bind=none"] if "gpu-bind" in self.job.options else []
-        bound += [f"--nodelist={','.join(nodes)}"] if nodes else []
-        return [*argv, *bound, *options]
-
-    def start(self, argv: Sequence[str]) -> None:
-        self._step = subprocess.Popen(list(argv))
-
-    def call(self, argv: Sequence[str]) -> int:
-        """Run a command to its end; its exit code, 128 + N for signal N.
-
-        Signals that come meanwhile are acted on afterwards.
-        """
-        code = subprocess.run(list(argv), check=False).returncode
-        self.receive_all()
-        return shell_code(code)
-
-    @property
-    def running(self) -> bool:
-        return self._step is not None and self._step.poll() is None
-
-    def wait(self, beside: Callable[[], float | None] = lambda: None) -> int:
-        """Wait for the step, and act on signals meanwhile; the step's exit code.
-
-        ``beside`` is called whenever a child has ended, and after the seconds that it returned.
-        """
-        code = self.wait_for(lambda: self._step.poll() if self._step else 0, beside)
-        self.job.log(f"the step ended with code {code}")
-        return code
-
-    def wait_for(
-        self, poll: Callable[[], int | None], beside: Callable[[], float | None] = lambda: None
-    ) -> int:
-        """Wait until ``poll`` returns an exit code, negative for a signal; 128 + N for signal N.
-
-        Raises JobEnd where Slurm ends the job and srun waits for a lost node.
-        """
-        while (code := poll()) is None:
-            self.receive_all()
-            leaving = self._leave_at and max(0.0, self._leave_at - time.monotonic())
-            waits = [one for one in (beside(), leaving) if one is not None]
-            if poll() is not None:  # by what happened beside
-                continue
-            self._receive(self._signals.next(min(waits, default=None)))
-            if self._leave_at is not None and time.monotonic() >= self._leave_at:
-                self._leave_at = None
-                if lost_nodes(self.job, timeout_s=ASK_S):
-                    self.job.log("srun still waits for a lost node; exiting")
-                    raise JobEnd(CUT_SHORT)
-        self.receive_all()
-        return shell_code(code)
-
-    def _receive(self, number: int | None) -> None:
-        if number in WARNINGS:
-            self.warned, name = True, signal.Signals(number).name
-            self.job.log(f"the time limit is near: asking the ranks to finish ({name})")
-            self.warn_ranks()
-        elif number == signal.SIGTERM:
-            self.ended = True
-            self.job.log("Slurm ends this job (SIGTERM)")
-            if self.cleanup and self._leave_at is None:
-                # Slurm kills this process KillWait after SIGTERM. The srun of Slurm 26.05 may wait
-                # longer for the tasks of a lost node, so the teardown starts after three quarters
-                # of KillWait; the other ranks keep the rest of it.
-                self._leave_at = time.monotonic() + _kill_wait_s() * 3 / 4
-
-    def warn_ranks(self) -> None:
-        try:
-            ask(["scancel", f"--signal={self._warning}", self.job.id], timeout_s=PATIENCE_S)
-        except SlurmError as error:
-            self.job.log(f"scancel could not reach the ranks: {error.message}")
-
-    def receive_all(self) -> None:
-        while (number := self._signals.next(0)) is not None:
-            self._receive(number)
-
-    def clean_up(self) -> None:
-        """Run the teardown, once. Failures are logged and change no exit code."""
-        commands, self.cleanup = self.cleanup, []
-        for argv in commands:
-            if self.call(argv):
-                words = argv[4:] if argv[0] == "bash" else argv
-                self.job.log(f"teardown failed: {shlex.join(words)}")
-
-
-def as_command(words: Sequence[str]) -> list[str]:
-    """The words of a command that may also be one of bash's own, as an argument list."""
-    return ["bash", "-c", '"$@"', "bash", *words]
-
-
-def lost_nodes(job: Job, *, timeout_s: float = PATIENCE_S) -> bool:
-    argv = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(job.nodes)}"]
-    return bool(client.text([*argv, "--states=down,no_respond"], timeout_s=timeout_s).strip())
-
-
-def _kill_wait_s() -> float:
-    config = client.text(["scontrol", "show", "config"], timeout_s=ASK_S)
-    found = re.match("[0-9]+", parse_config(config).get("KillWait", ""))
-    return float(found[0]) if found else _KILL_WAIT_S
-
-
 def cpus_per_task(job: Job) -> list[str]:
     """srun's option for the CPUs of a task: 22.05 to 23.02 ignore SLURM_CPUS_PER_TASK."""
     if "cpus-per-task" not in job.options:
         return []
     return [f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}"]
-
-
-class Signals:
-    """The warning, SIGTERM and SIGCHLD of this process, in the order in which they came.
-
-    The handlers do nothing: Python writes each signal's number into a pipe. A child starts with the
-    default actions, since exec resets handlers.
-    """
-
-    def __init__(self) -> None:
-        self._read, write = os.pipe()
-        for end in (self._read, write):
-            os.set_blocking(end, False)
-        self._seen: deque[int] = deque()
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (*WARNINGS, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)
-
-    def next(self, timeout_s: float | None) -> int | None:
-        """The oldest signal that was not returned yet; None after ``timeout_s`` without one."""
-        if not self._seen and readable(self._read, timeout_s=timeout_s):
-            self._seen.extend(os.read(self._read, 4096))
-        return self._seen.popleft() if self._seen else None
 
 
 def check_shown(container: Container, *directories: str) -> None:
@@ -376,3 +213,94 @@ def _set_up_nodes(batch: Batch, restarts: Restarts, lines: Sequence[str]) -> Non
     code = batch.call([*batch.once_per_node("--label"), "bash", "-c", text])
     if code:
         restarts.checks_failed(code, "the setup of a node failed")
+
+
+# srun gives the highest code of all tasks. A task that is ended (SIGTERM, 143) because another one
+# failed would hide the code that matters, so it exits with 1. Its own SIGTERM may come a moment
+# after its program's. srun would take a word ":" for the begin of another program, so each word
+# comes with a "=" before it.
+_WORDS = """for hpctk_word do shift; set -- "$@" "${hpctk_word#=}"; done
+"""
+_TASK = """{begin}hpctk_ended=0; trap hpctk_ended=1 TERM; trap {on_warning}
+"$@"; hpctk_code=$?
+{end}if [ "$hpctk_code" -eq 143 ]; then sleep 1; fi
+if [ "$hpctk_code$hpctk_ended" = 1431 ]; then hpctk_code=1; echo "cut short (SIGTERM)" >&2; fi
+exit "$hpctk_code"
+"""
+
+
+@dataclass(kw_only=True)
+class ProgramJob:
+    batch: Batch
+    restarts: Restarts
+    words: tuple[str, ...]
+    gpus: int = 0
+    """GPUs that a task alone on its node must see."""
+    srun: tuple[str, ...] = ()
+    container: Container = NO_CONTAINER
+    check_inside: str = ""
+    """An interpreter in the container that checks the nodes from there; "" checks them outside."""
+    run_dir: str | None = None
+    """A training's directory, made before its ranks start."""
+    alone: bool = False
+    """Whether the script is started as it is: it finds its directory in HPCTK_RUN_DIR, and keeps
+    working when the time limit is near."""
+    staging: Staging = NO_STAGING
+    """What is copied to each node's own disk before the ranks start; the last rank removes it."""
+    within_s: int = 60
+    """Seconds that a node has to start its checks."""
+
+    def main(self) -> NoReturn:
+        check_shown(self.container, os.getcwd())
+        self._check_nodes()
+        self._make_directory()
+        self._stage()
+        self.batch.job.log(self.batch.job.facts())
+        self.batch.start(self._step())
+        self._decide(self.batch.wait())
+
+    def _step(self) -> list[str]:
+        # One task that fails ends the step, and so does one that ends a minute before the others:
+        # in a training they would wait for it.
+        argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label"]
+        argv += [*cpus_per_task(self.batch.job), *self.srun, *self.container.srun_options()]
+        begin, end = self.staging.around()
+        on_warning = ('""' if self.alone else ":") + f" {WARNING_NAMES}"
+        task = _WORDS + _TASK.format(begin=begin, on_warning=on_warning, end=end)
+        words = self.container.inside(list(self.words))
+        return [*argv, "sh", "-c", task, "task", *(f"={word}" for word in words)]
+
+    def _check_nodes(self) -> None:
+        python = self.check_inside or sys.executable
+        check = [python, "-Pm", "hpc_toolkit", "preflight", "--gpus", str(self.gpus)]
+        if self.check_inside:
+            inside = self.container.srun_options()
+            check = [*inside, *self.container.inside(check)]
+        argv = self.batch.once_per_node("--time=10", within_s=self.within_s)
+        code = self.batch.call([*argv, *check])
+        if code:
+            self.restarts.checks_failed(code, "a node failed the preflight")
+
+    def _make_directory(self) -> None:
+        if self.run_dir is None:
+            return
+        os.makedirs(self.run_dir, exist_ok=True)
+        if self.alone:
+            os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self.run_dir)
+
+    def _stage(self) -> None:
+        staging, beside = self.staging, self.run_dir or "runs/job"
+        code = staging.copy(self.batch, beside, within_s=self.within_s)
+        if code and staging.paths:
+            self.restarts.checks_failed(code, "a node could not stage its copies")
+
+    def _decide(self, code: int) -> NoReturn:
+        if self.batch.ended and code == 1:
+            raise JobEnd(CUT_SHORT)
+        # 75 is the program's way to say that it saved what it has and should be started again.
+        # Where a partition gives a preempted job time to end (GraceTime), only tasks get SIGTERM.
+        if code and (code == TRY_AGAIN or self.restarts.preempted()):
+            self.restarts.start_again()
+        if not code and not self.batch.ended:
+            self.restarts.finish()
+        raise JobEnd(code)

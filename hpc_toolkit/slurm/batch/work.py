@@ -20,9 +20,9 @@ from hpc_toolkit.queue.left import Left, what_is_left
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
-from hpc_toolkit.slurm.batch.job import JobError, show
+from hpc_toolkit.slurm.batch.job import NO_MPI, Batch, JobEnd, JobError, show
 from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
-from hpc_toolkit.slurm.batch.step import NO_MPI, Batch, JobEnd, Restarts, check_shown, cpus_per_task
+from hpc_toolkit.slurm.batch.step import Restarts, check_shown, cpus_per_task
 from hpc_toolkit.slurm.client import SlurmError, SlurmFullError
 from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
 from hpc_toolkit.slurm.controller import job_nodes, set_nodes

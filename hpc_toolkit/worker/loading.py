@@ -180,7 +180,7 @@ def _check_limits(stage: layout.StageSpec) -> None:
     for name in ("max_attempts", "max_items_per_process", "recycle_at_mib", "log_limit_mib"):
         if (least := getattr(stage, name)) is not None and least < 1:
             raise ConfigError(f"{name} must be at least 1, got {least}")
-    options = stage.workload.options
+    options = dict(stage.workload.options)
     if why := not_json(options) or ("" if is_kept(options) else "a key is not text"):
         raise ConfigError(f"options: {why}", hint="use what JSON has, with texts as keys")
     if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.slurm.controller import sbatch, sbatch_argv
+from hpc_toolkit.slurm.controller import Accepted, sbatch, sbatch_argv
 from hpc_toolkit.slurm.records import (
     UNKNOWN,
     JobRecord,
@@ -23,13 +23,6 @@ from hpc_toolkit.slurm.records import (
 )
 from tests.fakeslurm import Programs, squeue_line
 from tests.integration.realrun import lives, wait_until
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait milliseconds between the first tries."""
-    monkeypatch.setattr(slurm, "_FIRST_PAUSE_S", 0.001)
-
 
 PENDING = squeue_line(
     State="PENDING",
@@ -303,34 +296,39 @@ echo "sbatch: error: Batch job submission failed: $SAID" >&2; exit 1
 LIST = 'echo "ARRAY_JOB_ID COMMENT"; cat "${0%/*}/queue" 2>/dev/null || true'
 
 
-@pytest.mark.usefixtures("hasty")
+Submit = Callable[..., Accepted]
+
+
+@pytest.fixture
+def submit(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> Submit:
+    """Sends a script to an sbatch of these tries."""
+
+    def sent(tries: str, script: str, *, said: str = BUSY[0], squeue: str = LIST) -> Accepted:
+        programs.add("sbatch", QUEUE)
+        programs.add("squeue", squeue)
+        monkeypatch.setattr(slurm, "_FIRST_PAUSE_S", 0.001)
+        monkeypatch.setenv("TRIES", tries)
+        monkeypatch.setenv("SAID", said)
+        return sbatch(sbatch_argv(programs.root / "x.sbatch"), script)
+
+    return sent
+
+
 @pytest.mark.parametrize("said", BUSY)
 @pytest.mark.parametrize(
     ("tries", "job", "calls"),
     [("refused refused accepted", "103", 3), ("lost", "101", 1), ("refused lost", "102", 2)],
 )
 def test_a_job_is_submitted_once_while_slurm_is_busy(
-    programs: Programs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    said: str,
-    tries: str,
-    job: str,
-    calls: int,
+    programs: Programs, submit: Submit, said: str, tries: str, job: str, calls: int
 ) -> None:
-    programs.add("sbatch", QUEUE)
-    programs.add("squeue", LIST)
-    monkeypatch.setenv("TRIES", tries)
-    monkeypatch.setenv("SAID", said)
-
-    accepted = sbatch(sbatch_argv(tmp_path / "x.sbatch"), "#SBATCH --comment='of project 7'\n")
+    accepted = submit(tries, "#SBATCH --comment='of project 7'\n", said=said)
 
     assert (accepted.job, len(programs.calls("sbatch"))) == (job, calls)
     (line,) = (programs.root / "queue").read_text().splitlines()
     assert re.fullmatch(rf"{job} of project 7 hpctk:[0-9a-f]{{12}}", line)
 
 
-@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(
     ("variable", "script", "cluster"),
     [
@@ -341,35 +339,26 @@ def test_a_job_is_submitted_once_while_slurm_is_busy(
 )
 def test_a_job_whose_answer_was_lost_is_looked_for_on_its_cluster(
     programs: Programs,
-    tmp_path: Path,
+    submit: Submit,
     monkeypatch: pytest.MonkeyPatch,
     variable: str,
     script: str,
     cluster: str,
 ) -> None:
-    programs.add("sbatch", QUEUE)
-    programs.add("squeue", f'echo "$*" >> "$0.calls"; echo "CLUSTER: {cluster}"; {LIST}')
-    monkeypatch.setenv("TRIES", "lost")
-    monkeypatch.setenv("SAID", BUSY[0])
     if variable:
         monkeypatch.setenv(variable, "a")
 
-    accepted = sbatch(sbatch_argv(tmp_path / "x.sbatch"), script)
+    listed = f'echo "$*" >> "$0.calls"; echo "CLUSTER: {cluster}"; {LIST}'
+    accepted = submit("lost", script, squeue=listed)
 
     assert (accepted.job, accepted.cluster) == ("101", cluster)
     assert f"--clusters={cluster} " in programs.calls("squeue")[0]
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_try_that_slurm_accepts_late_is_cancelled(
-    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs.add("sbatch", QUEUE)
-    # The controller answers squeue before it has processed the first try.
-    programs.add("squeue", f'echo >> "$0.n"; [ $(wc -l < "$0.n") -gt 2 ] || exit 0; {LIST}')
+def test_a_try_that_slurm_accepts_late_is_cancelled(programs: Programs, submit: Submit) -> None:
     programs.answer("scancel", "")
-    monkeypatch.setenv("TRIES", "lost accepted")
-    monkeypatch.setenv("SAID", BUSY[0])
+    # The controller answers squeue before it has processed the first try.
+    late = f'echo >> "$0.n"; [ $(wc -l < "$0.n") -gt 2 ] || exit 0; {LIST}'
 
-    assert sbatch(sbatch_argv(tmp_path / "x.sbatch"), "").job == "102"
+    assert submit("lost accepted", "", squeue=late).job == "102"
     assert programs.calls("scancel") == ["101"]

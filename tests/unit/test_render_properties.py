@@ -10,13 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
-from hpc_toolkit.slurm.render.directives import complete, directives, site_of
+from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.slurm.render.file import read_header
 from hpc_toolkit.slurm.render.kinds import prepared
 from hpc_toolkit.slurm.render.script import render_script
@@ -296,14 +295,3 @@ def test_every_field_is_tried() -> None:
     assert {"env", "sbatch", "command", "bind", "stage"} <= set(LIST_FIELDS)
     # Numbers and flags: click and test_absurd_numbers_are_refused hold them.
     assert {type(getattr(spec(), name)) for name in plain} <= {int, bool, type(None)}
-
-
-@pytest.mark.parametrize("site", ["lab", "killarney"])
-def test_a_script_asks_for_no_more_than_the_cluster_has(site: str) -> None:
-    cluster: Cluster = load_cluster(site)
-    for gpus in range(1, 5):
-        full = complete(spec(gpus_per_node=gpus, account="a"), cluster)
-
-        assert full.ntasks_per_node == gpus
-        node_cpus = site_of(full, cluster).cpus_per_node or 0
-        assert (full.ntasks_per_node or 0) * (full.cpus_per_task or 0) <= node_cpus

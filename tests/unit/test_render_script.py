@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
-from hpc_toolkit.slurm.clusters.keys import Partition
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render import script as render_module
 from hpc_toolkit.slurm.render.directives import complete, directives, forbidden
 from hpc_toolkit.slurm.render.file import origin
@@ -33,33 +32,6 @@ def spec(**fields: Any) -> ScriptSpec:
 
 def options(request: ScriptSpec, cluster: Cluster = GENERIC) -> dict[str, str | None]:
     return dict(directives(complete(request, cluster), cluster))
-
-
-@pytest.mark.parametrize(
-    ("style", "gpus", "expected"),
-    [
-        ("mem", 2, {"mem": "64G"}),
-        ("mem-per-cpu", 2, {"mem-per-cpu": "4G"}),
-        ("mem-per-gpu", 2, {"mem-per-gpu": "32G"}),
-        ("mem-per-gpu", 0, {"mem-per-cpu": "4G"}),
-        ("none", 2, {}),
-    ],
-)
-def test_memory_is_asked_for_in_the_form_of_the_site(
-    style: Any, gpus: int, expected: dict[str, str]
-) -> None:
-    site = Cluster(
-        name="s",
-        file="s.toml",
-        gpus_per_node=4,
-        cpus_per_node=32,
-        mem_per_node_mib=128 * 1024,
-        mem_style=style,
-    )
-
-    found = options(spec(gpus_per_node=gpus), site)
-
-    assert {key: value for key, value in found.items() if key.startswith("mem")} == expected
 
 
 @pytest.mark.parametrize(
@@ -194,63 +166,6 @@ def test_an_index_beyond_the_largest_array_is_refused() -> None:
             options(spec(array=array), site)
 
 
-ROUTED_SITE = parse_cluster(
-    """
-    nodes = 4
-    max_walltime = "3:00:00"
-    gpus_per_node = 4
-    cpus_per_node = 62
-    mem_per_node = "500G"
-    [[partitions]]
-    name = "l40s"
-    gpu_type = "l40s"
-    [[partitions]]
-    name = "h100"
-    nodes = 6
-    max_walltime = "7-00:00:00"
-    gpus_per_node = 8
-    gpu_type = "h100"
-    cpus_per_node = 46
-    mem_per_node = "2000G"
-    """,
-    file="s.toml",
-    name="s",
-)
-"""A draft of a site that routes jobs: its own limits are those of one of its partitions."""
-
-
-@pytest.mark.parametrize(
-    ("partition", "gpus"), [(None, "h100:8"), ("l40s,h100", "h100:8"), ("elsewhere", "8")]
-)
-def test_what_another_partition_gives_is_not_refused_by_the_clusters_own_limits(
-    partition: str | None, gpus: str
-) -> None:
-    asked = spec(
-        gpus_per_node=8, nodes=6, time="2-0", mem="1800G", cpus_per_task=5, partition=partition
-    )
-
-    assert options(asked, ROUTED_SITE)["gpus-per-node"] == gpus
-
-
-@pytest.mark.parametrize("partition", [None, "large"])
-def test_ranks_without_a_number_of_cpus_count_as_one_cpu_each(partition: str | None) -> None:
-    site = parse_cluster(
-        """
-        choose_partition = true
-        [[partitions]]
-        name = "small"
-        cpus_per_node = 32
-        [[partitions]]
-        name = "large"
-        cpus_per_node = 128
-        """,
-        file="s.toml",
-        name="s",
-    )
-
-    assert options(spec(ntasks_per_node=64, partition=partition), site)["partition"] == "large"
-
-
 @pytest.mark.parametrize(
     ("defaults", "message"),
     [
@@ -299,23 +214,6 @@ def test_options_that_depend_on_each_other_become_these_directives(
     found = options(spec(**fields))
 
     assert {name: found.get(name) for name in expected} == expected
-
-
-def test_the_chosen_partition_gives_the_shares_and_is_asked_for() -> None:
-    site = Cluster(
-        name="s",
-        file="s.toml",
-        choose_partition=True,
-        partitions=(
-            Partition(name="small", max_walltime_s=3600, gpus_per_node=2, cpus_per_node=16),
-            Partition(name="large", max_walltime_s=86400, gpus_per_node=4, cpus_per_node=64),
-        ),
-    )
-
-    short, long = (options(spec(gpus_per_node=2, time=time), site) for time in ("60", "120"))
-
-    assert (short["partition"], short["cpus-per-task"]) == ("small", "8")
-    assert (long["partition"], long["cpus-per-task"]) == ("large", "16")
 
 
 @pytest.mark.parametrize(

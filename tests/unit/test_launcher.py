@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -365,41 +365,6 @@ def together(*parts: Rounds) -> list[Place]:
     return [found[number] for number in range(len(parts))]
 
 
-class Pair(NamedTuple):
-    """Two nodes in their first round."""
-
-    store: SharedStore
-    clock: ManualClock
-    first: Rounds
-    second: Rounds
-
-
-@pytest.fixture
-def pair() -> Pair:
-    store, clock = SharedStore(), ManualClock()
-    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
-    together(first, second)
-    return Pair(store, clock, first, second)
-
-
-def test_a_node_that_wants_a_new_round_is_seen_by_the_others(pair: Pair) -> None:
-    store, clock, first, second = pair
-    clock.advance(1)
-    assert not first.wanted()
-
-    waiting = threading.Thread(target=second.join)
-    waiting.start()
-    while "round/1/node/1" not in store.values:
-        time.sleep(0.001)
-    clock.advance(1)
-
-    assert first.wanted()
-    first.join()
-    waiting.join()
-    clock.advance(1)
-    assert not first.wanted()
-
-
 @pytest.mark.parametrize("waiting", [False, True])
 def test_a_node_in_the_place_of_a_lost_one_is_in_the_next_round_with_the_others(
     waiting: bool,
@@ -445,8 +410,10 @@ def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
         find(place / "12.1.0", timeout_s=30, monotonic=clock.monotonic, sleep=clock.advance)
 
 
-def test_node_0_holds_the_store_until_those_that_came_have_left(pair: Pair) -> None:
-    _, clock, first, second = pair
+def test_node_0_holds_the_store_until_those_that_came_have_left() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
     first.sleep = clock.advance
     started = clock.monotonic()
 

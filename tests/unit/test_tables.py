@@ -139,22 +139,6 @@ def test_a_trace_has_the_items_keys_and_then_ours_for_each_attempt(
     assert (third["number"], third["seed"], third["text"]) == ("3", "", "x,y")
 
 
-def test_all_formats_have_the_same_rows(named: Path, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    for suffix in ("csv", "jsonl", "parquet"):
-        traced(named, tmp_path / f"t.{suffix}")
-
-    lines = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
-    table = parquet.read_table(tmp_path / "t.parquet").to_pylist()
-
-    for line, row, cells in zip(lines, table, rows_of(tmp_path / "t.csv"), strict=True):
-        assert row["seed"] == line["item"].get("seed")
-        for name in ("number", "begin", "end", "outcome", "worker", "error"):
-            assert row[name] == line[name]
-            assert str(row[name]) == cells[name]
-    assert list(lines[0]) == ["item", *Trace.own]
-
-
 def test_hostile_texts_survive_every_format(fast_dir: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     items = [{"text": text, "odd": value} for text, value in zip(HOSTILE, range(999), strict=False)]

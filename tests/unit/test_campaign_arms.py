@@ -161,12 +161,6 @@ class Leaves(Cheapest):
     def ask(self, pending):
         raise SystemExit
 
-class Changes(Cheapest):
-    def __init__(self, arms, seed):
-        super().__init__(arms, seed)
-        for arm in arms:
-            arm.keys.clear()
-
 class Repeats(Cheapest):
     def ask(self, pending):
         return self.order[0].id

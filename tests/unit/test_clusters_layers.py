@@ -1,4 +1,4 @@
-"""Cluster files of later layers win key by key, and every value knows where it is written."""
+"""A cluster is named or recognized; files of later layers win, and values know their place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.clusters import files
+from hpc_toolkit.slurm.clusters import choice, files
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import VARIABLES, cluster_names, load_cluster
 from hpc_toolkit.slurm.clusters.files import user_directory
@@ -16,7 +16,7 @@ from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, MEMORY_OPTIONS
 
 
 class Layers:
-    """Directories of the layers, empty at first, and the current directory."""
+    """Directories of the layers, empty at first, on a machine that nothing recognizes."""
 
     def __init__(self, root: Path) -> None:
         self.directories = {
@@ -37,6 +37,7 @@ class Layers:
 @pytest.fixture
 def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layers:
     made = Layers(tmp_path)
+    monkeypatch.setattr(choice, "CONFIG_FILES", ())
     monkeypatch.setenv("HPCTK_SITE_CLUSTERS", str(made.directories["site"]))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path / "here")
@@ -246,3 +247,83 @@ def test_the_users_directory_follows_xdg_and_ignores_a_relative_path(
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
 
     assert user_directory() == Path("/home/me/.config/hpctk/clusters")
+
+
+HOST = os.uname().nodename
+
+
+def identified(layers: Layers, name: str, sign: str) -> None:
+    layers.write("user", name, f"[identify]\n{sign}\n")
+
+
+def test_an_option_wins_over_the_variable_and_that_over_recognition(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identified(layers, "known", f"hostname = '{HOST}'")
+    assert resolve_cluster(None).cluster.name == "known"
+
+    monkeypatch.setenv("HPCTK_CLUSTER", "lab")
+
+    assert resolve_cluster(None).cluster.name == "lab"
+    assert resolve_cluster("killarney").cluster.name == "killarney"
+    assert resolve_cluster("killarney").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"), [(HOST, "known"), (f"{HOST[0]}*", "known"), ("*.else.where", "generic")]
+)
+def test_a_pattern_must_be_that_of_the_whole_host_name(
+    layers: Layers, pattern: str, name: str
+) -> None:
+    identified(layers, "known", f"hostname = '{pattern}'")
+
+    assert resolve_cluster(None).cluster.name == name
+
+
+@pytest.mark.usefixtures("layers")
+def test_the_slurm_in_reach_is_better_evidence_than_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("# ClusterName=other\nclustername = HpctkLab # ours\n", encoding="utf-8")
+    monkeypatch.setenv("CC_CLUSTER", "killarney")
+    found = [resolve_cluster(None)]
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    found.append(resolve_cluster(None))
+    monkeypatch.delenv("CC_CLUSTER")
+    conf.write_text("ClusterName=lab\n", encoding="utf-8")  # a site's own name for its Slurm
+    found.append(resolve_cluster(None))
+
+    assert [one.cluster.name for one in found] == ["killarney", "lab", "generic"]
+    why = "clusters/killarney.toml: identify.env = CC_CLUSTER=killarney"
+    assert found[0].notes == (f"cluster killarney, recognized by {why}",)
+    assert "identify.slurm_cluster = hpctklab" in found[1].notes[0]
+
+
+def test_a_users_cluster_wins_over_a_builtin_one_and_two_of_one_layer_are_refused(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identified(layers, "mine", "env = 'CC_CLUSTER=killarney'")
+    monkeypatch.setenv("CC_CLUSTER", "killarney")
+    assert resolve_cluster(None).cluster.name == "mine"
+
+    identified(layers, "a", f"hostname = '{HOST}'")
+    identified(layers, "b", "hostname = '*'")
+    monkeypatch.delenv("CC_CLUSTER")
+
+    says = r"a and b both match this machine, by identify\.hostname"
+    with pytest.raises(ConfigError, match=says) as caught:
+        resolve_cluster(None)
+    assert "--cluster" in caught.value.hint
+
+
+def test_a_broken_file_is_passed_over_with_a_note(layers: Layers) -> None:
+    layers.write("user", "a", "nodes = [")
+    identified(layers, "b", "hostnam = '*'")
+    identified(layers, "c", f"hostname = '{HOST}'")
+
+    found = resolve_cluster(None)
+
+    assert found.cluster.name == "c"
+    assert [note.split(": ")[0] for note in found.notes[:2]] == ["passed over", "passed over"]
+    assert "unknown key 'hostnam'" in found.notes[1]

@@ -13,8 +13,10 @@ import pytest
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.planning.nodes import node_of
 from hpc_toolkit.slurm.clusters import format_count, read_gres
+from hpc_toolkit.slurm.clusters.choice import choose_partition
 from hpc_toolkit.slurm.clusters.draft import SlurmFacts
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
+from hpc_toolkit.slurm.clusters.fitting import Needs
 from hpc_toolkit.slurm.clusters.rights import ASSOCIATION, QOS, User, parse_rows
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import read_spec
@@ -368,6 +370,63 @@ def test_the_note_of_a_request_says_what_is_true(
 
     assert said in note
     assert unsaid not in note
+
+
+BY_HAND = parse_cluster(
+    """
+    nodes = 10
+    gpus_per_node = 4
+    gpu_type = "l40s"
+    cpus_per_node = 64
+    mem_per_node = "480G"
+    choose_partition = true
+    partitions = [
+      { name = "short", max_walltime = "3:00:00" },
+      { name = "long", max_walltime = "2-00:00:00", nodes = 2 },
+      { name = "big", gpus_per_node = 8, gpu_type = "h100", cpus_per_node=48, mem_per_node="2T" },
+    ]
+    """,
+    file="site.toml",
+    name="site",
+)
+
+
+REASONS = (
+    "no partition of site offers 3 nodes with 4 GPUs for 1-00:00:00 (site.toml: partitions:"
+    " short: time at most 03:00:00; long: nodes at most 2; big: CPUs a node at most 48)"
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "found"),
+    [
+        ({}, "short"),
+        ({"time_s": 10800}, "short"),
+        ({"time_s": 10801}, "long"),
+        ({"time_s": 10801, "nodes": 3}, "big"),
+        ({"gpus_per_node": 5}, "big"),
+        ({"mem_mib": 480 * 1024 + 1}, "big"),
+        ({"mem_mib": 0}, "short"),
+        ({"gpu_type": "h100"}, "big"),
+        (
+            {"nodes": 11},
+            "(site.toml: partitions: short, big: nodes at most 10; long: nodes at most 2)",
+        ),
+        ({"nodes": 3, "cpus": 60, "time_s": 86400}, REASONS),
+    ],
+)
+def test_the_first_partition_that_fits_is_chosen_or_the_reason_of_each_is_given(
+    job: dict[str, Any], found: str
+) -> None:
+    usual = {"nodes": 1, "gpus_per_node": 4, "cpus": 8, "mem_mib": 1024, "time_s": 3600}
+    needs = Needs(**{**usual, **job})
+    if " " not in found:
+        assert choose_partition(BY_HAND, needs) == found
+        return
+    with pytest.raises(RenderError) as caught:
+        choose_partition(BY_HAND, needs)
+    assert caught.value.message.endswith(found)
+    assert ("requeue" in caught.value.hint) == ("time at most" in found)
 
 
 def test_a_plan_bills_complete_nodes_where_all_partitions_give_them(tmp_path: Path) -> None:

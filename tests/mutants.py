@@ -35,8 +35,16 @@ class Mutant:
     """Path below ``hpc_toolkit``."""
     old: str
     new: str
-    tests: tuple[str, ...]
-    """Paths below ``tests/unit``."""
+    others: tuple[str, ...] = ()
+    """Paths below ``tests/unit`` where the module's own tests are not meant."""
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """Paths below ``tests/unit``: ``others``, or the module that is called as ``file``."""
+        room, name = self.file.removesuffix(".py").split("/")
+        named = (f"test_{room}_{name}.py", f"test_{name}.py")
+        own = [one for one in named if (ROOT / "tests/unit" / one).is_file()]
+        return self.others or tuple(own[:1])
 
 
 MUTANTS = (
@@ -54,7 +62,6 @@ MUTANTS = (
         "worker/unitruns.py",
         "        self._sync()\n        self.loaded",
         "        self.loaded",
-        ("test_unitruns.py",),
     ),
     Mutant(
         "I1",
@@ -78,7 +85,6 @@ MUTANTS = (
         "rundir/journal.py",
         "            os.fdatasync(self._fd)\n            self.synced = self.size",
         "            self.synced = self.size\n            os.fdatasync(self._fd)",
-        ("test_journal.py",),
     ),
     Mutant(
         "I1",
@@ -86,7 +92,6 @@ MUTANTS = (
         "rundir/files.py",
         "            _write_chunks(fd, chunks)\n            os.fsync(fd)\n",
         "            _write_chunks(fd, chunks)\n",
-        ("test_files.py",),
     ),
     Mutant(
         "I1",
@@ -94,7 +99,6 @@ MUTANTS = (
         "worker/hiccups.py",
         "            self._unwritten += member.journal.unsynced\n",
         "",
-        ("test_hiccups.py",),
     ),
     Mutant(
         "I1",
@@ -102,7 +106,6 @@ MUTANTS = (
         "worker/unitruns.py",
         "        stream.lines.move(self.journal)\n",
         "        return\n",
-        ("test_unitruns.py",),
     ),
     Mutant(
         "I3",
@@ -110,7 +113,6 @@ MUTANTS = (
         "worker/hiccups.py",
         "        while self._members[1:]:\n",
         "        while self._members[9:]:\n",
-        ("test_hiccups.py",),
     ),
     Mutant(
         "I4",
@@ -134,7 +136,6 @@ MUTANTS = (
         "queue/state.py",
         "history.done = ref if history.done is None else min(history.done, ref)",
         "history.done = ref",
-        ("test_queue_state.py",),
     ),
     Mutant(
         "I2",
@@ -142,7 +143,6 @@ MUTANTS = (
         "results/gather.py",
         "        if stage.log.is_published:",
         "        if stage.log.is_published and stage.log.length < 0:",
-        ("test_gather.py",),
     ),
     Mutant(
         "I2",
@@ -150,7 +150,6 @@ MUTANTS = (
         "results/gather.py",
         "    return kept.has(entry, position) and not (lifted and position in kept.failed[entry])",
         "    return False",
-        ("test_gather.py",),
     ),
     Mutant(
         "I2",
@@ -158,7 +157,6 @@ MUTANTS = (
         "results/gather.py",
         "            if name := stage.log.add_table(made.write(rows, _failed(stage))):",
         "            if (name := stage.log.add_table(made.write(rows, _failed(stage)))) or True:",
-        ("test_gather.py",),
     ),
     Mutant(
         "I3",
@@ -166,7 +164,6 @@ MUTANTS = (
         "queue/assignment.py",
         "        if verdict is not None and verdict.alive:",
         "        if verdict is not None and not verdict.finished:",
-        ("test_queue_assignment.py",),
     ),
     Mutant(
         "I3",
@@ -174,7 +171,6 @@ MUTANTS = (
         "queue/state.py",
         "        return sum(generation > floor for generation in self.failures)",
         "        return max((*self.failures, floor)) - floor",
-        ("test_queue_state.py",),
     ),
     Mutant(
         "I3",
@@ -182,7 +178,6 @@ MUTANTS = (
         "queue/leases.py",
         "        return now - seen.since < self._lease_of(presence)",
         "        return now - seen.since < float('inf')",
-        ("test_queue_leases.py",),
     ),
     Mutant(
         "I3",
@@ -191,7 +186,6 @@ MUTANTS = (
         '            if stream.end not in ("", wire.FAILING):\n',
         '            if stream.end != "":\n'
         "                stream.lines.timed_out(left[0], 0.0, permanent=False)\n",
-        ("test_unitruns.py",),
     ),
     Mutant(
         "I3",
@@ -199,7 +193,6 @@ MUTANTS = (
         "queue/leases.py",
         "        if notice is not None and notice.final:\n            return",
         "        if notice is not None and not notice.final:\n            return",
-        ("test_queue_leases.py",),
     ),
     Mutant(
         "I3",
@@ -207,7 +200,6 @@ MUTANTS = (
         "queue/watch.py",
         "        if not others or len(living) < _SEVERAL:",
         "        if len(living) < _SEVERAL:",
-        ("test_queue_watch.py",),
     ),
     Mutant(
         "I5",
@@ -215,7 +207,6 @@ MUTANTS = (
         "queue/leases.py",
         "(freed and self._lock_is_free(worker))",
         "freed",
-        ("test_queue_leases.py",),
     ),
     Mutant(
         "I3",
@@ -223,7 +214,6 @@ MUTANTS = (
         "queue/watch.py",
         "            self._gone.difference_update(mates)\n",
         "",
-        ("test_queue_watch.py",),
     ),
     Mutant(
         "I3",
@@ -231,7 +221,6 @@ MUTANTS = (
         "queue/watch.py",
         "max(lease_s - longest_s, _BEATS * interval_s - min(silences)[0])",
         "lease_s - longest_s",
-        ("test_queue_watch.py",),
     ),
     Mutant(
         "I3",
@@ -239,7 +228,6 @@ MUTANTS = (
         "queue/watch.py",
         'notice(name, "lease", SILENT_NODE)',
         'notice(name, "lease")',
-        ("test_queue_watch.py",),
     ),
     Mutant(
         "I3",
@@ -247,7 +235,6 @@ MUTANTS = (
         "queue/state.py",
         "if len({*silent}) > 1 or len(silent)",
         "if len(silent)",
-        ("test_queue_state.py",),
     ),
     Mutant(
         "I3",
@@ -255,7 +242,6 @@ MUTANTS = (
         "queue/watch.py",
         "(silent != [] and self._hears_behind({self.host, *silent}, looked))",
         "silent != []",
-        ("test_queue_watch.py",),
     ),
     Mutant(
         "I9",
@@ -263,7 +249,6 @@ MUTANTS = (
         "queue/state.py",
         "len({*silent}) > 1 or len(silent) >= MAX_DEATHS",
         "len({*silent}) > 1",
-        ("test_queue_state.py",),
     ),
     Mutant(
         "I3",
@@ -271,7 +256,6 @@ MUTANTS = (
         "queue/watch.py",
         "            self._unstuck = now",
         "            pass",
-        ("test_queue_watch.py",),
     ),
     Mutant(
         "I5",
@@ -279,7 +263,6 @@ MUTANTS = (
         "queue/leases.py",
         "        return None if beats_on else notice",
         "        return notice",
-        ("test_queue_leases.py",),
     ),
     Mutant(
         "I5",
@@ -287,7 +270,6 @@ MUTANTS = (
         "queue/control.py",
         '                if record["request"] == _DRAIN:',
         '                if record["request"]:',
-        ("test_queue_control.py",),
     ),
     Mutant(
         "I4",
@@ -295,7 +277,6 @@ MUTANTS = (
         "queue/leases.py",
         "        return now - seen.since < self._lease_of(presence)",
         "        return presence is not None and self.clock.wall() - presence.at < self.lease_s",
-        ("test_queue_leases.py",),
     ),
     Mutant(
         "I4",
@@ -303,7 +284,6 @@ MUTANTS = (
         "queue/leases.py",
         "        now = self.clock.monotonic()\n        seen,",
         "        now = self.clock.wall()\n        seen,",
-        ("test_queue_leases.py",),
     ),
     Mutant(
         "I5",
@@ -312,7 +292,6 @@ MUTANTS = (
         "        if self.done is not None:\n            return ItemState.DONE\n        perm",
         "        if self.done is not None and not self.permanent:\n"
         "            return ItemState.DONE\n        perm",
-        ("test_queue_state.py",),
     ),
     Mutant(
         "I5",
@@ -328,7 +307,6 @@ MUTANTS = (
         "queue/assignment.py",
         "        released = generation in stage.state.units[name].released",
         "        released = bool(stage.state.units[name].released)",
-        ("test_queue_assignment.py",),
     ),
     Mutant(
         "I5",
@@ -336,7 +314,6 @@ MUTANTS = (
         "worker/unitruns.py",
         "        if self._overtaken:\n            return Outcome.OVERTAKEN",
         "        if self._overtaken:\n            return Outcome.STOPPED",
-        ("test_unitruns.py",),
     ),
     Mutant(
         "I6",
@@ -368,7 +345,6 @@ MUTANTS = (
         "queue/log.py",
         "won = files.create_name(self.paths.entry(number), target) == target",
         "won = bool(files.create_name(self.paths.entry(number), target))",
-        ("test_queue_log.py",),
     ),
     Mutant(
         "I6",
@@ -376,7 +352,6 @@ MUTANTS = (
         "queue/leases.py",
         "        if near and self._lock_is_free(worker):",
         "        if self._lock_is_free(worker):",
-        ("test_queue_leases.py",),
     ),
     Mutant(
         "I7",
@@ -384,7 +359,6 @@ MUTANTS = (
         "results/status.py",
         "    beside = beside or Beside()\n",
         '    (view.paths.root / "seen").touch()\n    beside = beside or Beside()\n',
-        ("test_status.py",),
     ),
     Mutant(
         "I7",
@@ -410,7 +384,6 @@ MUTANTS = (
         "rundir/journal.py",
         "                self.bad_lines[base + start] = fault\n",
         "                return\n",
-        ("test_journal.py",),
     ),
     Mutant(
         "I8",
@@ -418,7 +391,6 @@ MUTANTS = (
         "rundir/journal.py",
         "    if not is_whole(line):\n        return None\n",
         "",
-        ("test_journal.py",),
     ),
     Mutant(
         "I8",
@@ -434,7 +406,6 @@ MUTANTS = (
         "rundir/journal.py",
         "                    self._offset = start + end\n",
         "                    self._offset = start + len(data)\n",
-        ("test_journal.py",),
     ),
     Mutant(
         "I9",
@@ -442,7 +413,6 @@ MUTANTS = (
         "queue/state.py",
         "permanent = any(generation > floor for generation in self.permanent)",
         "permanent = len(self.permanent) > 99",
-        ("test_queue_state.py",),
     ),
     Mutant(
         "I9",
@@ -450,7 +420,6 @@ MUTANTS = (
         "queue/state.py",
         "min(sum(floor < generation < before for generation in self.short), self.steps)",
         "sum(floor < generation < before for generation in self.short)",
-        ("test_queue_state.py",),
     ),
     Mutant(
         "I2",
@@ -458,7 +427,6 @@ MUTANTS = (
         "queue/state.py",
         "        if not short and self.short:",
         "        if not short and len(self.short) > 99:",
-        ("test_queue_state.py",),
     ),
     Mutant(
         "I3",
@@ -466,7 +434,6 @@ MUTANTS = (
         "queue/state.py",
         "            if not permanent and not (short and len(history.short) <= history.steps):",
         "            if not permanent:",
-        ("test_queue_state.py",),
     ),
     Mutant(
         "I9",
@@ -482,7 +449,6 @@ MUTANTS = (
         "queue/following.py",
         "                if (entry, position) not in self._made\n",
         "                if (entry, -1) not in self._made\n",
-        ("test_following.py",),
     ),
     Mutant(
         "R17",
@@ -490,7 +456,6 @@ MUTANTS = (
         "queue/following.py",
         "        return self._made.isdisjoint(origins)\n",
         "        return True\n",
-        ("test_following.py",),
     ),
     Mutant(
         "R17",
@@ -498,7 +463,6 @@ MUTANTS = (
         "queue/following.py",
         "            if done and name not in skipped:\n",
         "            if done:\n",
-        ("test_following.py",),
     ),
     Mutant(
         "R17",
@@ -506,7 +470,6 @@ MUTANTS = (
         "queue/following.py",
         "            self._others[one].is_over for one in self._stage.spec.after",
         "            True for one in self._stage.spec.after",
-        ("test_following.py",),
     ),
     Mutant(
         "R17",

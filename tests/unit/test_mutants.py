@@ -12,4 +12,5 @@ def test_mutant_can_be_made_in_one_place(mutant: Mutant) -> None:
     code = (ROOT / "hpc_toolkit" / mutant.file).read_text(encoding="utf-8")
 
     assert code.count(mutant.old) == 1
+    assert mutant.tests
     assert all((ROOT / "tests/unit" / name.partition("::")[0]).is_file() for name in mutant.tests)

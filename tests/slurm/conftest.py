@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.lab.daemons import NamespaceError
 from tests.slurm.reallab import LabUnderTest
-from tests.slurm.rehearsal import MEASURED
+from tests.slurm.rehearsal import MEASURED, Rehearsal
 from tests.slurm.templatesite import Site
-
-__all__ = ["LabUnderTest"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,15 +52,8 @@ def lab_directory() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def lab(lab_directory: Path) -> Iterator[LabUnderTest]:
     """The lab of this session; tests that change it by more than jobs start their own."""
-    started = LabUnderTest(lab_directory / "lab")
-    try:
-        started.up()
-    except NamespaceError as error:
-        pytest.skip(error.message)
-    try:
+    with LabUnderTest(lab_directory / "lab") as started:
         yield started
-    finally:
-        started.down()
 
 
 @pytest.fixture
@@ -71,6 +61,17 @@ def site(lab: LabUnderTest, tmp_path: Path) -> Site:
     cwd = tmp_path / "it's a site"
     cwd.mkdir()
     return Site(lab, cwd)
+
+
+@pytest.fixture
+def desk(lab: LabUnderTest, tmp_path: Path) -> Site:
+    """A site whose names need no quotes."""
+    return Site(lab, tmp_path, "runs/a")
+
+
+@pytest.fixture
+def rehearsal(lab: LabUnderTest, tmp_path: Path) -> Rehearsal:
+    return Rehearsal(lab, tmp_path)
 
 
 @pytest.fixture(autouse=True)

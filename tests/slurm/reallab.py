@@ -6,17 +6,16 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
 from hpc_toolkit.lab import Lab
-from hpc_toolkit.lab.commands import (
-    environment,
-    install_command,
-    missing_programs,
-)
-from hpc_toolkit.lab.settings import LabSettings, lab_paths
+from hpc_toolkit.lab.commands import environment, install_command, missing_programs
+from hpc_toolkit.lab.daemons import NamespaceError
+from hpc_toolkit.lab.settings import LabSettings, lab_paths, slurm_conf
 from hpc_toolkit.lab.state import Member, kill_members, members
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord, parse_squeue
 from tests.integration.realrun import HANG_S
@@ -36,8 +35,15 @@ LOOK_S = 0.2
 class LabUnderTest:
     """A lab in a directory, with the commands of Slurm pointed at it."""
 
-    def __init__(self, directory: Path, settings: LabSettings = SETTINGS) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        directory: Path,
+        settings: LabSettings = SETTINGS,
+        *,
+        edit: Callable[[str], str] = str,
+    ) -> None:
+        """``edit`` is what a site makes of slurm.conf. In a ``with`` block the lab is up."""
+        self.settings, self._edit = settings, edit
         self.lab = Lab(lab_paths("lab", directory))
 
     @property
@@ -59,11 +65,27 @@ class LabUnderTest:
         return {key: text for key, text in own.items() if not key.startswith(_FOREIGN)}
 
     def up(self) -> None:
-        """Start it; skip the test if this machine's packages do not make such a lab."""
+        """Start it; skip the test if this machine does not make such a lab."""
         if missing := missing_programs(accounting=self.settings.accounting):
             pytest.skip(f"no such lab here: {install_command(missing)}")
-        self.lab.up(self.settings)
+
+        def edited(*given: Any, **more: Any) -> str:
+            return self._edit(slurm_conf(*given, **more))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("hpc_toolkit.lab.slurm_conf", edited)
+            try:
+                self.lab.up(self.settings)
+            except NamespaceError as error:
+                pytest.skip(error.message)
         self._conf = self.slurm_conf.read_text()
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
 
     def configure(self, **keys: object) -> None:
         """Give keys of slurm.conf(5) other values, until the lab is cleared."""

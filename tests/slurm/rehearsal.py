@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,14 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpc_toolkit.lab import Lab
-from hpc_toolkit.lab.commands import environment
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.slurm.records import JobRecord
 from tests.integration.realrun import HANG_S
-from tests.slurm.reallab import LOOK_S
+from tests.slurm.reallab import LOOK_S, LabUnderTest
 
 T = TypeVar("T")
 
@@ -104,8 +101,6 @@ class Measured:
     claimed: list[tuple[float, str]]
     """The same of every claim; roughly, since names of one file share its time: when the first
     item began that has a line, else when the worker claimed for the first time."""
-    taken_over: set[str]
-    """Workers that claimed a unit after another."""
     deaths: list[dict[str, Any]]
     workers: dict[str, dict[str, Any]]
 
@@ -134,7 +129,7 @@ class Measured:
 class Rehearsal:
     """One run in a directory of its own, on one lab."""
 
-    lab: Lab
+    lab: LabUnderTest
     cwd: Path
     environ: dict[str, str] = field(default_factory=dict)
     """What is added to the environment of every command."""
@@ -150,17 +145,8 @@ class Rehearsal:
 
     def call(self, *argv: object, timeout_s: float = HANG_S) -> str:
         """A program that must succeed; its stdout."""
-        done = subprocess.run(
-            [str(word) for word in argv],
-            cwd=self.cwd,
-            env={**environment(self.lab.paths), **self.environ},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == 0, f"{argv} ended with {done.returncode}: {done.stderr}"
-        return done.stdout
+        words = map(str, argv)
+        return self.lab.run(*words, cwd=self.cwd, env=self.environ, timeout_s=timeout_s).stdout
 
     def hpctk(self, *words: object, timeout_s: float = HANG_S) -> str:
         return self.call(*self.program, *words, timeout_s=timeout_s)
@@ -204,9 +190,8 @@ class Rehearsal:
 
     def state(self, job: str) -> str:
         """Slurm's word; "" once it forgot the job."""
-        return self.call("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T")[
-            :-1
-        ]
+        options = ("--noheader", "--states=all", "--format=%T")
+        return self.call("squeue", f"--jobs={job}", *options).rstrip()
 
     def ended(self, job: str) -> bool:
         state = self.state(job)
@@ -219,9 +204,7 @@ class Rehearsal:
     def exit_code(self, job: str) -> str:
         """``code:signal`` of a job that ended."""
         shown = self.call("scontrol", "--oneliner", "show", "job", job)
-        return next(word for word in shown.split() if word.startswith("ExitCode=")).partition("=")[
-            2
-        ]
+        return shown.partition(" ExitCode=")[2].split()[0]
 
     def log(self) -> str:
         """All that the jobs' scripts printed."""
@@ -282,14 +265,11 @@ class Rehearsal:
                 began[key] = min(began.get(key, math.inf), record["at"] - record["seconds"])
             elif record["type"] == "death":
                 deaths.append(record)
-        claims, taken_over = [], set()
+        claims = []
         for path in self.run.glob("stages/*/claims/*.lock"):
             unit, _, generation = path.stem.rpartition(".")
             key = f"{path.parent.parent.name}/{unit}", int(generation)
-            owner = os.readlink(path)
-            claims.append((began.get(key, os.lstat(path).st_mtime), owner))
-            if key[1] > 1:
-                taken_over.add(owner)
+            claims.append((began.get(key, os.lstat(path).st_mtime), os.readlink(path)))
         found = [read_presence(path) for path in self.run.glob("workers/*.json")]
         presences = [asdict(one) for one in found if one is not None]
         return Measured(
@@ -297,7 +277,6 @@ class Rehearsal:
             done_lines=done,
             ended=sorted(ended),
             claimed=sorted(claims),
-            taken_over=taken_over,
             deaths=deaths,
             workers={presence["worker"]: presence for presence in presences},
         )

@@ -1,10 +1,11 @@
-"""A directory from which the tests of the templates submit, and what they ask about their jobs."""
+"""A directory in which a user calls hpctk and submits, and what tests ask about the jobs."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,27 +55,51 @@ def parse_job(line: str) -> Job:
 
 @dataclass
 class Site:
-    """A directory in which jobs are submitted, with a name that needs quotes."""
+    """A directory in which jobs are submitted, with the name of its run."""
 
     lab: LabUnderTest
     cwd: Path
+    run: str = ODD
 
-    def hpctk(self, *argv: str) -> str:
-        done = self.lab.run(sys.executable, "-m", "hpc_toolkit", *argv, cwd=self.cwd)
-        return done.stdout
+    def call(
+        self, *words: str | Path, check: bool = True, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run hpctk; ``env`` is added to its environment."""
+        argv = [sys.executable, "-m", "hpc_toolkit", *words]
+        return self.lab.run(*argv, cwd=self.cwd, env=env, check=check)
 
-    def init(self, count: int, seconds: float, run: str = ODD) -> None:
+    def hpctk(self, *words: str | Path) -> str:
+        return self.call(*words).stdout
+
+    def status(self, run: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.hpctk("status", run or self.run, "--json"))
+        return found
+
+    def known_jobs(self, run: str = "") -> dict[str, Any]:
+        """The jobs that the run's status shows, by their ids."""
+        return {job["id"]: job for job in self.status(run)["jobs"]}
+
+    def init(self, count: int = 4, seconds: float = 0.01, run: str = "") -> str:
+        """Make a run of items that sleep; its name."""
         lines = [json.dumps({"item": number, "seconds": seconds}) for number in range(count)]
         (self.cwd / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        self.hpctk("init", run, "--workload", SLEEP, "--items", "items.jsonl")
+        self.hpctk("init", run or self.run, "--workload", SLEEP, "--items", "items.jsonl")
+        return run or self.run
 
-    def init_held(self, count: int) -> None:
+    def init_held(self, count: int, *words: str) -> None:
         """A run whose items wait for :meth:`release`, so that it cannot end before."""
         lines = [json.dumps({"item": number}) for number in range(count)]
         (self.cwd / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
         held = f": > {shlex.quote(str(self.cwd / 'held-'))}$SLURM_PROCID"
         wait = f"until [ -e {shlex.quote(str(self._go))} ]; do sleep 0.1; done"
-        self.hpctk("init", ODD, "--command", f"{held}; {wait}", "--items", "items.jsonl")
+        command = ("--command", f"{held}; {wait}")
+        self.hpctk("init", self.run, *command, "--items", "items.jsonl", *words)
+
+    def sent(self, *words: str | Path) -> list[str]:
+        """The ids of what ``hpctk submit`` sends; it prints nothing else."""
+        ids = self.hpctk("submit", *words).splitlines()
+        assert all(re.fullmatch("[0-9]+", one) for one in ids), ids
+        return ids
 
     def wait_for_held(self, ranks: int) -> None:
         """Wait until an item of each rank waits for :meth:`release`.
@@ -96,7 +121,7 @@ class Site:
         standard: dict[str, Any] = {"nodes": 2, "ntasks_per_node": 2, "mem": "200M", "time": "10"}
         standard |= {"python": sys.executable, "job_name": template, "output": "%j.out"}
         if template not in PROGRAMS:
-            standard["run"] = ODD
+            standard["run"] = self.run
         cluster = replace(load_cluster("generic"), **site or {})
         text = render_script(read_spec({**standard, **fields}), cluster, template)
         path = self.cwd / f"{template}.sbatch"
@@ -144,13 +169,13 @@ class Site:
             lambda: f"{text!r} in:\n{self.said(job)}",
         )
 
-    def wait_for_workers(self, number: int, run: str = ODD) -> None:
-        found = Run.open(self.cwd / run)
+    def wait_for_workers(self, number: int) -> None:
+        found = Run.open(self.cwd / self.run)
         wait_until(lambda: found.status().workers.alive >= number, f"{number} workers")
 
     def hosts(self) -> list[str]:
         """Where the workers of the run were, one name each."""
-        places = [read_presence(path) for path in (self.cwd / ODD / "workers").glob("*.json")]
+        places = [read_presence(path) for path in (self.cwd / self.run / "workers").glob("*.json")]
         return [one.host for one in places if one is not None]
 
     def warn(self, job: str) -> None:
@@ -163,9 +188,9 @@ class Site:
         self.wait_for_text(job, "requeueing")
         self.release()
 
-    def finished(self, run: str = ODD) -> dict[str, Any]:
-        """The counts of a run that must be whole: every item once, no attempt lost."""
-        status: dict[str, Any] = json.loads(self.hpctk("status", run, "--json"))
+    def finished(self) -> dict[str, Any]:
+        """The counts of the run, which must be whole: every item once, no attempt lost."""
+        status = self.status()
         assert status["complete"]
         counts: dict[str, Any] = status["stages"]["items"]
         assert (counts["failed"], counts["retried"], counts["duplicates"]) == (0, 0, 0)

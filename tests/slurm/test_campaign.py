@@ -1,11 +1,16 @@
-"""A campaign as one Slurm job, both stages, preempted while the bandit waits for several arms."""
+"""A campaign in one Slurm job: who decides may die and move; the arms stay the same."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +21,162 @@ from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.run import Run
 from tests.integration.realrun import REPOSITORY
 from tests.integration.test_campaign import CAMPAIGN
-from tests.slurm.conftest import LabUnderTest
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, Rehearsal, wait_until
+from tests.slurm.templatesite import Site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.slow]
+
+RUN = "runs/toy"
+
+
+def toy(cwd: Path) -> tuple[Path, dict[str, object]]:
+    """A campaign of 48 arms whose tasks take up to half a second, and options of its job."""
+    shutil.copy(REPOSITORY / "tests/integration/toy_campaign.py", cwd)
+    (cwd / "toy.toml").write_text(CAMPAIGN)
+    return cwd / "toy.toml", {"nodes": 3, "ntasks_per_node": 2}
+
+
+@pytest.fixture
+def site(lab: LabUnderTest, tmp_path: Path) -> Site:
+    site = Site(lab, tmp_path, RUN)
+    toy(tmp_path)
+    site.hpctk("init", RUN, "--campaign", "toy.toml")
+    return site
+
+
+@pytest.fixture(scope="module")
+def undisturbed(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """The arms that were asked for, in their order, without Slurm."""
+    site = Site(lab, tmp_path_factory.mktemp("undisturbed"), RUN)
+    toy(site.cwd)
+    site.hpctk("campaign", "run", "toy.toml", "--workers", "2")
+    return asks(site)
+
+
+def asks(site: Site) -> list[list[str]]:
+    path = site.cwd / RUN / "bandit/trials.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [record["arms"] for record in records if record["type"] == "ask"]
+
+
+def submit(site: Site, slowest_s: float = 0.5) -> str:
+    env = (("TOY_SLOWEST_S", str(slowest_s)),)
+    return site.submit("campaign", env=env, max_restarts=2)
+
+
+def coordinators(site: Site) -> list[int]:
+    """Processes of ``hpctk campaign coordinate`` that were started in this site's directory."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (directory / "cmdline").read_bytes().split(b"\0")
+            here = (directory / "cwd").readlink() == site.cwd
+        except OSError:
+            continue
+        if here and words[2:5] == [b"hpc_toolkit", b"campaign", b"coordinate"]:
+            found.append(int(directory.name))
+    return found
+
+
+def wait_for_search(site: Site) -> None:
+    """Until some arms were asked for, and not all."""
+    path = site.cwd / RUN / "bandit/trials.jsonl"
+    wait_until(lambda: path.exists() and len(asks(site)) >= 3, "the search")
+
+
+def check_complete(site: Site, job: str, undisturbed: list[list[str]]) -> None:
+    status = site.status()
+    assert status["complete"]
+    assert status["stages"]["tasks"]["failed"] == 0
+    assert asks(site) == undisturbed
+    assert "best arm " in site.said(job)
+
+
+def test_both_stages_run_in_one_job_and_its_log_ends_with_the_outcome(
+    site: Site, undisturbed: list[list[str]]
+) -> None:
+    job = submit(site, 0.05)
+
+    assert site.end_of(job) == ("COMPLETED", 0, 0), site.said(job)
+    check_complete(site, job, undisturbed)
+
+
+def test_a_killed_coordinator_is_started_again(site: Site, undisturbed: list[list[str]]) -> None:
+    job = submit(site)
+    wait_for_search(site)
+
+    for pid in coordinators(site):
+        os.kill(pid, signal.SIGKILL)
+
+    assert site.end_of(job) == ("COMPLETED", 0, 0), site.said(job)
+    assert "the coordinator was killed (code 137): starting it again" in site.said(job)
+    check_complete(site, job, undisturbed)
+
+
+def test_a_campaign_that_was_warned_goes_on_in_its_next_start(
+    site: Site, undisturbed: list[list[str]]
+) -> None:
+    job = submit(site)
+    wait_for_search(site)
+
+    site.warn(job)
+    wait_until(lambda: "requeueing" in site.said(job), "requeueing")
+    wait_until(lambda: not coordinators(site), "the end of the coordinator")
+
+    assert site.end_of(job) == ("COMPLETED", 0, 1), site.said(job)
+    check_complete(site, job, undisturbed)
+
+
+@pytest.fixture
+def started(site: Site) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts commands that are no part of any job."""
+    with ExitStack() as ends:
+
+        def start(*words: str) -> subprocess.Popen[bytes]:
+            argv = [sys.executable, "-m", "hpc_toolkit", *words]
+            process = ends.enter_context(subprocess.Popen(argv, cwd=site.cwd, env=site.lab.env))
+            ends.callback(process.kill)
+            return process
+
+        yield start
+
+
+def test_two_that_decide_make_one_sequence(
+    site: Site, started: Callable[..., subprocess.Popen[bytes]], undisturbed: list[list[str]]
+) -> None:
+    arms = [arm for asked in undisturbed for arm in asked]
+    held = site.cwd / "held.json"
+    held.write_text(json.dumps(arms[5:]))
+    elsewhere = started("campaign", "coordinate", RUN)
+    workers = started("work", RUN, "--workers", "2")
+    wait_for_search(site)
+    decided = asks(site)  # nobody else can have: there is no job yet
+
+    job = submit(site)
+    wait_until(lambda: len(coordinators(site)) == 2, "two that decide")
+    held.unlink()
+    wait_until(lambda: len(asks(site)) > len(decided) + 2, "more asks")
+    assert site.jobs(job)[0].state == "RUNNING"
+    elsewhere.kill()
+    workers.terminate()
+
+    assert decided == undisturbed[: len(decided)]
+    assert site.end_of(job) == ("COMPLETED", 0, 0), site.said(job)
+    check_complete(site, job, undisturbed)
+
+
+def test_a_coordinator_that_cannot_go_on_ends_the_ranks_and_the_job(site: Site) -> None:
+    manifest = json.loads((site.cwd / RUN / "run.json").read_text())
+    manifest["campaign"]["search"]["policy"] = "gone"
+    (site.cwd / RUN / "run.json").write_text(json.dumps(manifest))
+    job = submit(site)
+
+    state, code, restarts = site.end_of(job)
+
+    assert (state, restarts) == ("FAILED", 0)
+    assert code not in {0, 75, 143}
+    assert f"the coordinator ended with code {code}: telling the ranks to finish" in site.said(job)
 
 
 @dataclass(frozen=True)
@@ -49,13 +206,6 @@ def arms_at_work(run: Path) -> set[tuple[str, int]]:
     return {(item["checkpoint"], item["layer"]) for item in caught.value.pending}
 
 
-def toy(cwd: Path) -> tuple[Path, dict[str, object]]:
-    """A campaign of 48 arms whose tasks take up to half a second."""
-    shutil.copy(REPOSITORY / "tests/integration/toy_campaign.py", cwd)
-    (cwd / "toy.toml").write_text(CAMPAIGN)
-    return cwd / "toy.toml", {"nodes": 3, "ntasks_per_node": 2}
-
-
 def demo(cwd: Path) -> tuple[Path, dict[str, object]]:
     """The campaign of ``make demo``."""
     for name in ("mini-pythia.toml", "mini_pythia.py"):
@@ -64,7 +214,8 @@ def demo(cwd: Path) -> tuple[Path, dict[str, object]]:
     return cwd / "mini-pythia.toml", {"nodes": 2, "ntasks_per_node": 1, "cpus_per_task": 1}
 
 
-@pytest.mark.soak  # test_campaign_job.py warns one, faults/test_coordinator.py compares the arms
+@pytest.mark.soak  # the tests above warn one, faults/test_faults.py compares the arms
+@pytest.mark.timeout(5400)
 @pytest.mark.parametrize(
     ("make", "least"),
     [
@@ -79,7 +230,7 @@ def test_preempted_campaign_asks_for_the_same_arms_as_an_undisturbed_one(
     make: Callable[[Path], tuple[Path, dict[str, object]]],
     least: int,
 ) -> None:
-    rehearsal = Rehearsal(lab.lab, tmp_path, {"TOY_SLOWEST_S": "0.5"})
+    rehearsal = Rehearsal(lab, tmp_path, {"TOY_SLOWEST_S": "0.5"})
     file, options = make(tmp_path)
     began = time.monotonic()
     rehearsal.hpctk("campaign", "run", file, "--workers", 2, "--run", "undisturbed", timeout_s=2700)

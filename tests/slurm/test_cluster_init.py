@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.lab import Lab
-from hpc_toolkit.lab import settings as lab_settings
-from hpc_toolkit.lab.commands import environment, missing_programs
-from hpc_toolkit.lab.settings import LabPaths, LabSettings, lab_paths
+from hpc_toolkit.lab.commands import environment
+from hpc_toolkit.lab.settings import LabPaths, LabSettings
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.clusters.fitting import kinds_of
-from tests.slurm.conftest import LabUnderTest
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
 
 
@@ -87,10 +86,9 @@ def test_a_drafted_file_says_what_the_builtin_file_of_the_lab_says_and_is_not_ov
     assert "n[1-8]" in site.accepted(str(script))
 
 
-def several_conf(settings: LabSettings, *given: object, **named: object) -> str:
+def several_conf(text: str) -> str:
     """slurm.conf with nodes with four GPUs, with parts of GPUs, with untyped GPUs and much memory,
     and plain ones; a closed partition, one of complete nodes, and one with a QOS."""
-    text = lab_settings.slurm_conf(settings, *given, **named)  # type: ignore[arg-type]
     line = next(one for one in text.splitlines() if one.startswith("NodeName="))
     port = int(re.findall(r"Port=\[?(\d+)", line)[0])
     bare = re.sub(r"(NodeName|Port|RealMemory|Gres)=\S+ ?", "", line)
@@ -139,21 +137,15 @@ def several(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
     """A Slurm with accounting and several kinds of nodes in one partition."""
-    if missing := missing_programs(accounting=True):
-        pytest.skip(f"not installed: {', '.join(missing)}")
     root = tmp_path_factory.mktemp("several")
-    lab = Lab(lab_paths("several", root / "lab"))
-    monkeypatch.setattr("hpc_toolkit.lab.slurm_conf", several_conf)
     monkeypatch.setattr("hpc_toolkit.lab.gres_conf", several_gres)
-    lab.up(LabSettings(nodes=4, accounting=True))
-    site = Site(lab, root)
-    try:
+    settings = LabSettings(nodes=4, accounting=True)
+    with LabUnderTest(root / "lab", settings, edit=several_conf) as lab:
+        site = Site(lab.lab, root)
         for line in RIGHTS:
             done = site.run(*line.format(user=pwd.getpwuid(os.getuid()).pw_name).split())
             assert done.returncode == 0, done.stdout + done.stderr
         yield site
-    finally:
-        lab.down()
 
 
 RUN: list[tuple[str, str]] = [

@@ -20,7 +20,7 @@ from hpc_toolkit.slurm.containers import PROGRAMS
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import ODD, Site
-from tests.slurm.test_template_environments import program
+from tests.slurm.test_templates import program
 
 pytestmark = [pytest.mark.slow]
 

@@ -117,7 +117,7 @@ def test_a_dependency_on_either_of_two_jobs_is_read(lab: LabUnderTest, tmp_path:
 @pytest.mark.parametrize(
     ("fields", "seen"),
     [
-        pytest.param({"gpus_per_node": 4}, {"0,1,2,3"}, marks=pytest.mark.soak),
+        ({"gpus_per_node": 4}, {"0,1,2,3"}),
         ({"gpus_per_node": 4, "isolate_gpus": True}, {"0", "1", "2", "3"}),
         pytest.param(
             {"gpus_per_node": 4, "ntasks_per_node": 2, "isolate_gpus": True},

@@ -66,8 +66,12 @@ def test_every_field_and_every_key_is_a_place() -> None:
 # --- read by sbatch ---
 
 
-def read_all(lab: LabUnderTest, cwd: Path, number: int | None) -> None:
-    reader, read = Reader(lab, cwd), 0
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [READ, pytest.param(None, marks=pytest.mark.soak)])
+def test_sbatch_reads_the_directive_that_was_asked_for_and_no_other(
+    lab: LabUnderTest, tmp_path: Path, number: int | None
+) -> None:
+    reader, read = Reader(lab, tmp_path), 0
     for place in DIRECTIVES:
         found = injection.accepted(place.name, OF if number else 1)
         chosen = found if number is None else spread(found, min(number, len(found)))
@@ -75,14 +79,7 @@ def read_all(lab: LabUnderTest, cwd: Path, number: int | None) -> None:
         read += len(chosen)
     MEASURED.append(f"injection: {read} scripts read by sbatch")
     assert read > (number or 40) * 5
-    assert {path.name for path in cwd.iterdir()} == {"read.sbatch"}
-
-
-@pytest.mark.slow
-def test_sbatch_reads_the_directive_that_was_asked_for_and_no_other(
-    lab: LabUnderTest, tmp_path: Path
-) -> None:
-    read_all(lab, tmp_path, READ)
+    assert {path.name for path in tmp_path.iterdir()} == {"read.sbatch"}
 
 
 # --- runs ---
@@ -99,12 +96,25 @@ _AT_ONCE = 16
 """Jobs between two looks: Slurm forgets a job 5 minutes after its end."""
 
 
-def work_on(lab: LabUnderTest, root: Path, names: Sequence[str]) -> None:
-    """Make, render, submit and work off a run of each name, by option and by argument."""
+EVERY = [text for text in TEXTS if text.isprintable() and can_be_a_name(text) and text != "slurm"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(RUNS, id="some"),
+        pytest.param(EVERY, id="every", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_runs_with_odd_names_are_worked_on(
+    lab: LabUnderTest, tmp_path: Path, names: Sequence[str]
+) -> None:
+    """Each is made, rendered, submitted and worked off, by option and by argument."""
     # The interpreter of these tests, in a directory with an odd name.
-    venv = root / 'it\'s a "venv" $(touch canary)'
+    venv = tmp_path / 'it\'s a "venv" $(touch canary)'
     venv.symlink_to(sys.prefix)
-    place = root / ODD_PLACE
+    place = tmp_path / ODD_PLACE
     place.mkdir()
     for first in range(0, len(names), _AT_ONCE):
         submitted = {
@@ -118,7 +128,8 @@ def work_on(lab: LabUnderTest, root: Path, names: Sequence[str]) -> None:
             assert (status.complete, status.stages["items"].done) == (True, 1), run
     assert {path.name for path in place.iterdir()} == {*names, "slurm"}
     assert len(list((place / "slurm/logs").iterdir())) == len(names)
-    assert not [*root.rglob("canary"), *lab.directory.rglob("canary")]
+    assert not [*tmp_path.rglob("canary"), *lab.directory.rglob("canary")]
+    MEASURED.append(f"injection: {len(names)} hostile names worked on as runs")
 
 
 def submit_run(lab: LabUnderTest, python: Path, at: int, root: Path) -> tuple[str, Path]:
@@ -134,26 +145,3 @@ def submit_run(lab: LabUnderTest, python: Path, at: int, root: Path) -> tuple[st
     # sbatch reads ":" as the beginning of another job.
     argument = [] if option else ["./:" if root.name == ":" else root.name]
     return lab.sbatch(script, *argument, cwd=root.parent), root
-
-
-@pytest.mark.slow
-def test_runs_with_odd_names_are_worked_on(lab: LabUnderTest, tmp_path: Path) -> None:
-    work_on(lab, tmp_path, RUNS)
-
-
-# --- at full size ---
-
-
-@pytest.mark.soak
-def test_every_directive_is_read_as_it_was_asked_for(lab: LabUnderTest, tmp_path: Path) -> None:
-    read_all(lab, tmp_path, None)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_every_name_is_worked_on_as_a_run(lab: LabUnderTest, tmp_path: Path) -> None:
-    names = [text for text in TEXTS if text.isprintable() and can_be_a_name(text)]
-
-    work_on(lab, tmp_path, [name for name in names if name != "slurm"])
-
-    MEASURED.append(f"injection: {len(names)} hostile names worked on as runs")

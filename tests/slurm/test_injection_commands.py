@@ -285,13 +285,9 @@ def test_hostile_names_and_directories_of_labs_are_refused_or_taken(
     assert taken["name"] < 5
 
     settings = LabSettings(nodes=1, gpus_per_node=0)
-    odd = LabUnderTest(lab_directory / "-a@b+c_.d", settings)
-    odd.up()
-    try:
+    with LabUnderTest(lab_directory / "-a@b+c_.d", settings) as odd:
         job = odd.sbatch("--output=/dev/null", "--wrap=hostname", cwd=lab_directory)
         assert odd.wait_for(job).state == "COMPLETED"
-    finally:
-        odd.down()
 
 
 # --- jobs of an executor ---

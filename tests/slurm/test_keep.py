@@ -13,36 +13,56 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpc_toolkit import Run
-from hpc_toolkit.lab.settings import LabSettings, slurm_conf
+from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.submit.jobs import kept_jobs, read_jobs
 from tests.integration.realrun import journal_lines
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, wait_until
-from tests.slurm.test_submit import SMALL, Desk, while_away
+from tests.slurm.templatesite import Site
+from tests.slurm.test_submit import SMALL, while_away
+
+A_MINUTE = (*SMALL[:-4], "--time", "1", "--cpus-per-task", "1", "--no-requeue")
 
 
-@pytest.fixture
-def desk(lab: LabUnderTest, tmp_path: Path) -> Desk:
-    return Desk(lab, tmp_path)
-
-
-def kept(desk: Desk, run: str, *words: str) -> tuple[list[str], str]:
+def kept(desk: Site, run: str, *words: str) -> tuple[list[str], str]:
     found = desk.call("keep", run, *SMALL, *words, check=False)
     return found.stdout.split(), found.stderr
 
 
-def test_there_are_as_many_jobs_as_have_work_until_the_run_is_complete(desk: Desk) -> None:
+def start_keeping(
+    desk: Site, run: str, *words: str, env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """``hpctk keep``, just started."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpc_toolkit", "keep", run, *SMALL, *words],
+        cwd=desk.cwd,
+        env={**desk.lab.env, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def look_every_second(desk: Site, name: str = "work-queue", run: str = "runs/a") -> None:
+    record = desk.cwd / run / f"jobs/keep-{name}.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 1.0}))
+
+
+def wait_for_empty_queue(lab: LabUnderTest) -> None:
+    wait_until(lambda: not lab.run("squeue", "--noheader").stdout, "an empty queue")
+
+
+def test_there_are_as_many_jobs_as_have_work_until_the_run_is_complete(desk: Site) -> None:
     run = desk.init(3, 1.5)
 
     jobs, said = kept(desk, run, "--jobs", "5", "--every", "1s")
 
-    status = json.loads(desk.call("status", run, "--json").stdout)
+    status = desk.status(run)
     assert status["complete"]
     assert len(jobs) >= 1
     assert set(jobs) == {job["id"] for job in status["jobs"]}
@@ -50,7 +70,7 @@ def test_there_are_as_many_jobs_as_have_work_until_the_run_is_complete(desk: Des
     assert "no more jobs are sent: the run is complete" in said
 
 
-def test_once_fills_the_queue_up_and_cancel_ends_it(desk: Desk) -> None:
+def test_once_fills_the_queue_up_and_cancel_ends_it(desk: Site) -> None:
     run = desk.init(8)
     first, _ = kept(desk, run, "--jobs", "2", "--once", "--sbatch=hold")
     again, _ = kept(desk, run, "--jobs", "2", "--once", "--sbatch=hold")
@@ -78,7 +98,7 @@ exit $code
 """
 
 
-def test_several_that_look_at_once_submit_no_job_too_many(desk: Desk) -> None:
+def test_several_that_look_at_once_submit_no_job_too_many(desk: Site) -> None:
     run = desk.init(8)
     (first,), _ = kept(desk, run, "--jobs", "1", "--once", "--sbatch=hold")
     marks, programs = desk.cwd / "marks", desk.cwd / "bin"
@@ -87,31 +107,21 @@ def test_several_that_look_at_once_submit_no_job_too_many(desk: Desk) -> None:
     squeue = shutil.which("squeue", path=desk.lab.env["PATH"])
     (programs / "squeue").write_text(TOGETHER.format(squeue=squeue, marks=marks))
     (programs / "squeue").chmod(0o755)
-    env = {**desk.lab.env, "PATH": f"{programs}:{desk.lab.env['PATH']}"}
-    argv = [sys.executable, "-m", "hpc_toolkit", "keep", run, *SMALL]
-    argv += ["--jobs", "3", "--once", "--again", "--sbatch=hold"]
-    how: dict[str, Any] = {"cwd": desk.cwd, "env": env, "stdout": subprocess.PIPE, "text": True}
+    env = {"PATH": f"{programs}:{desk.lab.env['PATH']}"}
+    words = ("--jobs", "3", "--once", "--again", "--sbatch=hold")
 
-    looks = [subprocess.Popen(argv, **how, stderr=subprocess.STDOUT) for _ in range(4)]
-    said = [look.communicate()[0] for look in looks]
+    looks = [start_keeping(desk, run, *words, env=env) for _ in range(4)]
+    said = [look.communicate() for look in looks]
 
     assert [look.returncode for look in looks] == [0] * 4, said
-    assert len(desk.jobs(run)) == 3, said
-    assert first in desk.jobs(run)
+    assert len(desk.known_jobs(run)) == 3, said
+    assert first in desk.known_jobs(run)
 
 
-def test_cancel_ends_a_loop_and_what_failed_three_times_is_not_repeated(desk: Desk) -> None:
+def test_cancel_ends_a_loop_and_what_failed_three_times_is_not_repeated(desk: Site) -> None:
     run = desk.init(8)
-    argv = [sys.executable, "-m", "hpc_toolkit", "keep", run, *SMALL]
-    with subprocess.Popen(
-        [*argv, "--jobs", "1", "--every", "1s", "--sbatch=hold"],
-        cwd=desk.cwd,
-        env=desk.lab.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as loop:
-        wait_until(lambda: bool(desk.jobs(run)), "a job")
+    with start_keeping(desk, run, "--jobs", "1", "--every", "1s", "--sbatch=hold") as loop:
+        wait_until(lambda: bool(desk.known_jobs(run)), "a job")
         desk.call("cancel", run, "--yes")
         _, said = loop.communicate()
     assert loop.returncode == 1
@@ -122,7 +132,7 @@ def test_cancel_ends_a_loop_and_what_failed_three_times_is_not_repeated(desk: De
     assert "no more jobs are sent: 3 submissions failed" in said
 
 
-def test_jobs_that_fail_are_not_sent_again_and_again(desk: Desk) -> None:
+def test_jobs_that_fail_are_not_sent_again_and_again(desk: Site) -> None:
     run = desk.init(8)
 
     jobs, said = kept(desk, run, "--jobs", "1", "--every", "1s", "--python", "/no/python")
@@ -154,15 +164,13 @@ def one(index, n):
 """
 
 
-def test_jobs_send_others_when_work_comes_and_successors_when_they_end(desk: Desk) -> None:
+def test_jobs_send_others_when_work_comes_and_successors_when_they_end(desk: Site) -> None:
     (desk.cwd / "pipeline.toml").write_text(PIPELINE)
     (desk.cwd / "parts.py").write_text(PARTS)
     desk.call("init", "runs/a", "--config", "pipeline.toml")
-    words = (*SMALL[:-4], "--time", "1", "--cpus-per-task", "1", "--no-requeue", "--keep", "3")
 
-    jobs = desk.submit("--run", "runs/a", *words)
-    record = desk.cwd / "runs/a/jobs/keep-work-queue.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 1.0}))
+    jobs = desk.sent("--run", "runs/a", *A_MINUTE, "--keep", "3")
+    look_every_second(desk)
     assert len(jobs) == 1  # only one item is there
     most = 0
 
@@ -170,11 +178,11 @@ def test_jobs_send_others_when_work_comes_and_successors_when_they_end(desk: Des
         nonlocal most
         states = desk.lab.run("squeue", "--noheader", "--format=%T").stdout.split()
         most = max(most, states.count("RUNNING"))
-        return bool(json.loads(desk.call("status", "runs/a", "--json").stdout)["complete"])
+        return bool(desk.status()["complete"])
 
     wait_until(complete, "the end of the run")
 
-    status = json.loads(desk.call("status", "runs/a", "--json").stdout)
+    status = desk.status()
     assert 2 <= most <= 3
     assert len(status["jobs"]) >= 3
 
@@ -189,26 +197,19 @@ SHAPES = {"cpu": ("--mem", "8G"), "gpu": ("--mem", "1G", "--gpus-per-node", "2")
 @pytest.fixture
 def wide_lab(lab_directory: Path) -> Iterator[LabUnderTest]:
     """A lab with two kinds of partitions, whose controller may be stopped."""
-    started = LabUnderTest(lab_directory / "wide", LabSettings(nodes=4, gpus_per_node=2))
-    started.up()
-    try:
-        with started.slurm_conf.open("a") as conf:
-            conf.write(KINDS)
-        started.scontrol("reconfigure")
+    settings = LabSettings(nodes=4, gpus_per_node=2)
+    with LabUnderTest(lab_directory / "wide", settings, edit=lambda conf: conf + KINDS) as started:
         yield started
-    finally:
-        started.down()
 
 
 def keep_shape(
-    desk: Desk, name: str, jobs: int, *words: str, run: str = "runs/a"
+    desk: Site, name: str, jobs: int, *words: str, run: str = "runs/a"
 ) -> tuple[list[str], str]:
     """Submit kept jobs of a shape to the partition of its name; they look every second."""
     common = ("submit", "--run", run, "--cluster", "lab", "--cpus-per-task", "1")
     own = ("--keep", str(jobs), "--job-name", name, "--partition", name, *SHAPES[name])
     done = desk.call(*common, *own, *words)
-    record = desk.cwd / run / f"jobs/keep-{name}.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 1.0}))
+    look_every_second(desk, name, run)
     return done.stdout.split(), done.stderr
 
 
@@ -220,7 +221,7 @@ def queued(lab: LabUnderTest) -> Counter[tuple[str, str]]:
     return Counter((name, state) for name, state, *_ in there)
 
 
-def ends(desk: Desk) -> dict[str, str]:
+def ends(desk: Site) -> dict[str, str]:
     return {
         str(one["name"]): str(one["ended"]) for _, one in kept_jobs(RunPaths(desk.cwd / "runs/a"))
     }
@@ -253,13 +254,13 @@ def train(index, prepare):
 def test_jobs_of_one_shape_send_those_of_another_which_give_back_what_they_do_not_use(
     wide_lab: LabUnderTest, tmp_path: Path
 ) -> None:
-    desk = Desk(wide_lab, tmp_path)
+    desk = Site(wide_lab, tmp_path, "runs/a")
     (desk.cwd / "needing.toml").write_text(NEEDING)
     (desk.cwd / "parts.py").write_text(WAITING)
     desk.call("init", "runs/a", "--config", "needing.toml")
 
     (desk.cwd / "other").mkdir()
-    other = Desk(wide_lab, desk.cwd / "other")
+    other = Site(wide_lab, desk.cwd / "other", "runs/a")
     short = ("--time", "5", "--idle-exit", "1s")
     none, said = keep_shape(other, "gpu", 2, *short, run="../runs/a")
     assert none == []
@@ -268,14 +269,14 @@ def test_jobs_of_one_shape_send_those_of_another_which_give_back_what_they_do_no
     assert len(first) == 2
 
     def done(stage: str) -> int:
-        status = json.loads(desk.call("status", "runs/a", "--json").stdout)
+        status = desk.status()
         return int(status["stages"][stage]["done"])
 
     wait_until(lambda: done("train") == 1, "a job with GPUs")
     wait_until(lambda: queued(wide_lab) == {("cpu", "RUNNING"): 1}, "idle jobs to end")
     (desk.cwd / "go").touch()
     wait_until(lambda: done("train") == 2, "another job with GPUs")
-    wait_until(lambda: not wide_lab.run("squeue", "--noheader").stdout, "an empty queue")
+    wait_for_empty_queue(wide_lab)
 
     assert ends(desk) == dict.fromkeys(("cpu", "gpu"), "the run is complete")
     jobs = Counter(job.name for job in read_jobs(RunPaths(desk.cwd / "runs/a")))
@@ -308,7 +309,7 @@ def wait(index):
 def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
     wide_lab: LabUnderTest, tmp_path: Path
 ) -> None:
-    desk = Desk(wide_lab, tmp_path)
+    desk = Site(wide_lab, tmp_path, "runs/a")
     (desk.cwd / "both.toml").write_text(BOTH)
     (desk.cwd / "parts.py").write_text(WAIT)
     desk.call("init", "runs/a", "--config", "both.toml")
@@ -322,7 +323,7 @@ def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
             count = sum(number for (of, _), number in now.items() if of == name)
             most[name] = max(most[name], count)
             assert count <= 4, now
-        status = json.loads(desk.call("status", "runs/a", "--json").stdout)
+        status = desk.status()
         left = sum(stage["total"] - stage["done"] for stage in status["stages"].values())
         each = (f"{now[name, 'RUNNING']} + {now[name, 'PENDING']}" for name in SHAPES)
         rows.setdefault(now_s(began) // 20, f"{now_s(began)} s: {', '.join(each)}, {left} left")
@@ -332,7 +333,7 @@ def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
     while_away(wide_lab, 60.0, hangs=False, act=lambda: None)
     wait_until(complete, "the end of the run")
     ended_s = now_s(began)
-    wait_until(lambda: not wide_lab.run("squeue", "--noheader").stdout, "an empty queue")
+    wait_for_empty_queue(wide_lab)
 
     assert most == dict.fromkeys(SHAPES, 4)
     assert ends(desk) == dict.fromkeys(SHAPES, "the run is complete")
@@ -344,23 +345,17 @@ def test_jobs_of_a_minute_of_two_shapes_go_on_until_all_is_done(
     MEASURED.extend(rows.values())
 
 
-def test_cancel_ends_the_chain_of_jobs_that_send_each_other(desk: Desk) -> None:
+def test_cancel_ends_the_chain_of_jobs_that_send_each_other(desk: Site) -> None:
     run = desk.init(400, 1.0)
-    words = (*SMALL[:-4], "--time", "1", "--cpus-per-task", "1", "--no-requeue", "--keep", "2")
-    desk.submit("--run", run, *words)
+    desk.sent("--run", run, *A_MINUTE, "--keep", "2")
     queue = ("squeue", "--noheader", "--format=%T")
     wait_until(lambda: "RUNNING" in desk.lab.run(*queue).stdout, "a job")
 
     desk.call("cancel", run, "--yes")
 
-    wait_until(lambda: not desk.lab.run("squeue", "--noheader").stdout, "an empty queue")
+    wait_for_empty_queue(desk.lab)
     assert "no more are sent: 'hpctk cancel' ended it" in desk.call("status", run).stdout
-    assert len(status_of(desk)["jobs"]) == 2
-
-
-def status_of(desk: Desk) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(desk.call("status", "runs/a", "--json").stdout)
-    return found
+    assert len(desk.status()["jobs"]) == 2
 
 
 def now_s(began: float) -> int:
@@ -368,41 +363,27 @@ def now_s(began: float) -> int:
 
 
 @pytest.fixture
-def limited(lab_directory: Path, tmp_path: Path) -> Iterator[Desk]:
+def limited(lab_directory: Path, tmp_path: Path) -> Iterator[Site]:
     """A lab whose accounting lets the user have two jobs in the queue."""
     name = pwd.getpwuid(os.getuid()).pw_name
-    started = LabUnderTest(lab_directory / "limited", LabSettings(nodes=2, accounting=True))
-
-    def enforcing(*given: Any, **more: Any) -> str:
-        return f"{slurm_conf(*given, **more)}AccountingStorageEnforce=associations,limits\n"
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hpc_toolkit.lab.slurm_conf", enforcing)
-        started.up()
-    try:
+    settings = LabSettings(nodes=2, accounting=True)
+    enforced = "AccountingStorageEnforce=associations,limits\n"
+    with LabUnderTest(
+        lab_directory / "limited", settings, edit=lambda conf: conf + enforced
+    ) as lab:
         for words in (
             "add account few",
             f"add user {name} account=few defaultaccount=few MaxSubmitJobs=2",
         ):
-            started.run("sacctmgr", "--immediate", *words.split())
-        yield Desk(started, tmp_path)
-    finally:
-        started.down()
+            lab.run("sacctmgr", "--immediate", *words.split())
+        yield Site(lab, tmp_path, "runs/a")
 
 
-def test_a_limit_of_the_number_of_jobs_ends_nothing(limited: Desk) -> None:
+def test_a_limit_of_the_number_of_jobs_ends_nothing(limited: Site) -> None:
     run = limited.init(4, 0.1)
     (limited.cwd / "other.sh").write_text("#!/bin/sh\nsleep 600\n")
     others = [limited.lab.sbatch("--hold", "--mem=1", limited.cwd / "other.sh") for _ in range(2)]
-    argv = [sys.executable, "-m", "hpc_toolkit", "keep", run, *SMALL, "--jobs", "2"]
-    with subprocess.Popen(
-        [*argv, "--every", "1s"],
-        cwd=limited.cwd,
-        env=limited.lab.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as loop:
+    with start_keeping(limited, run, "--jobs", "2", "--every", "1s") as loop:
         assert loop.stderr is not None
         refused = [loop.stderr.readline() for _ in range(4)]
         shown = limited.call("status", run).stdout
@@ -414,21 +395,19 @@ def test_a_limit_of_the_number_of_jobs_ends_nothing(limited: Desk) -> None:
     assert held in shown
     assert "no more jobs are sent: the run is complete" in said
     assert loop.returncode == 0
-    assert set(sent.split()) == set(limited.jobs(run))
-    assert status_of(limited)["complete"]
+    assert set(sent.split()) == set(limited.known_jobs(run))
+    assert limited.status()["complete"]
 
 
 @pytest.mark.slow
-def test_jobs_that_end_together_at_a_limit_send_a_successor(limited: Desk) -> None:
+def test_jobs_that_end_together_at_a_limit_send_a_successor(limited: Site) -> None:
     run = limited.init(32, 5.0)
-    words = (*SMALL[:-4], "--time", "1", "--cpus-per-task", "1", "--no-requeue", "--keep", "4")
-    first = limited.call("submit", "--run", run, *words)
+    first = limited.call("submit", "--run", run, *A_MINUTE, "--keep", "4")
     assert len(first.stdout.split()) == 2
     assert "AssocMaxSubmitJobLimit" in first.stderr
-    record = limited.cwd / "runs/a/jobs/keep-work-queue.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "every_s": 1.0}))
+    look_every_second(limited)
     shown = limited.call("status", run).stdout
     assert "up to 4 of work-queue; Slurm refused the last one: as many jobs" in shown
 
-    wait_until(lambda: status_of(limited)["complete"], "the end of the run", limit_s=300)
-    assert len(limited.jobs(run)) >= 3
+    wait_until(lambda: limited.status()["complete"], "the end of the run", limit_s=300)
+    assert len(limited.known_jobs(run)) >= 3

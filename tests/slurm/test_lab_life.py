@@ -23,6 +23,7 @@ from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.lab.state import Member, members
 from tests.integration.realrun import lives, wait_until
 from tests.slurm.reallab import LabUnderTest
+from tests.slurm.test_lab import script
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
 SMALL = LabSettings(nodes=2, gpus_per_node=1)
@@ -75,10 +76,8 @@ def small(lab: LabUnderTest, lab_directory: Path, tmp_path: Path) -> Iterator[La
 def kept(lab: LabUnderTest, lab_directory: Path) -> Iterator[LabUnderTest]:
     """A lab of two nodes for tests that leave it as it is."""
     assert lab.lab.status().state == "up"
-    own = LabUnderTest(lab_directory / "untouched", SMALL)
-    own.up()
-    yield own
-    own.down()
+    with LabUnderTest(lab_directory / "untouched", SMALL) as own:
+        yield own
     assert not processes_of(own)
 
 
@@ -110,13 +109,6 @@ def processes_of(small: LabUnderTest) -> list[Member]:
 
 def comm(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
-def script(directory: Path, text: str, *directives: str) -> Path:
-    path = directory / "job.sh"
-    head = "".join(f"#SBATCH {one}\n" for one in directives)
-    path.write_text(f"#!/bin/bash\n{head}{text}\n")
-    return path
 
 
 def up_with_a_stray(small: LabUnderTest, directory: Path) -> int:
@@ -456,20 +448,13 @@ def ports_of(pids: set[int]) -> list[int]:
 
 
 def test_a_lab_that_could_be_reached_from_elsewhere_does_not_stay_up(
-    small: LabUnderTest, monkeypatch: pytest.MonkeyPatch
+    small: LabUnderTest,
 ) -> None:
-    from hpc_toolkit.lab import settings
-
-    whole = settings.slurm_conf
-
-    def open_to_all(*args: object, **kwargs: object) -> str:
-        text = whole(*args, **kwargs)  # type: ignore[arg-type] # passed on as they come
-        return re.sub("CommunicationParameters=.*\n", "", text)
-
-    monkeypatch.setattr("hpc_toolkit.lab.slurm_conf", open_to_all)
+    def open_to_all(conf: str) -> str:
+        return re.sub("CommunicationParameters=.*\n", "", conf)
 
     with pytest.raises(HpcToolkitError, match="could be reached from other machines"):
-        small.up()
+        LabUnderTest(small.directory, SMALL, edit=open_to_all).up()
     assert not processes_of(small)
 
 

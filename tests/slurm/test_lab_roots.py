@@ -14,8 +14,8 @@ from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.lab.state import members
 from hpc_toolkit.run import Run
 from tests.integration.realrun import HANG_S, wait_until
-from tests.slurm.debianroot import debian_root
 from tests.slurm.reallab import LabUnderTest
+from tests.slurm.slurmroot import debian_root
 
 SUITE = "trixie"
 PROGRAM = f"{sys.executable} -P -m hpc_toolkit"
@@ -32,12 +32,9 @@ def root() -> Path:
 @pytest.fixture(scope="module")
 def trixie(root: Path, lab_directory: Path) -> Iterator[LabUnderTest]:
     """A lab with the Slurm of another release; its commands are called as ``lab env`` says."""
-    started = LabUnderTest(
-        lab_directory / SUITE, LabSettings(2, 1, accounting=True, root=str(root))
-    )
-    started.up()
-    yield started
-    started.down()
+    settings = LabSettings(2, 1, accounting=True, root=str(root))
+    with LabUnderTest(lab_directory / SUITE, settings) as started:
+        yield started
 
 
 def shell(lab: LabUnderTest, text: str, cwd: Path) -> subprocess.Popen[str]:

@@ -1,19 +1,19 @@
-"""Several small items on one rank, and items on several nodes, on a real Slurm."""
+"""Several small items on one rank, ranks that share an import, and items on several nodes."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_toolkit.run import Run
-from tests.integration.realrun import journal_lines
-from tests.slurm.conftest import LabUnderTest
+from tests.integration.realrun import REPOSITORY, journal_lines
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, Rehearsal, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -32,10 +32,9 @@ def work(n):
 
 
 @pytest.fixture
-def rehearsal(lab: LabUnderTest, tmp_path: Path) -> Iterator[Rehearsal]:
+def rehearsal(lab: LabUnderTest, tmp_path: Path) -> Rehearsal:
     (tmp_path / "small.py").write_text(SMALL)
-    yield Rehearsal(lab.lab, tmp_path)
-    lab.clear()
+    return Rehearsal(lab, tmp_path)
 
 
 def make(rehearsal: Rehearsal, items: list[dict[str, Any]], *words: object) -> None:
@@ -139,3 +138,51 @@ def test_a_job_of_single_nodes_ends_when_items_on_two_are_left(rehearsal: Rehear
     (unmet,) = rehearsal.status()["unmet"]
     assert unmet["text"] == "1 item of items needs 2 nodes; no worker has more than 1"
     assert unmet["submit"].endswith("--nodes 2 --one-rank")
+
+
+PACKAGE = """
+import os
+with open("imports", "a") as file: print(os.getpid(), file=file)
+"""
+SHARING = """
+import heavy
+import os, signal, time
+def run(item):
+    names = "SLURM_PROCID", "SLURM_LOCALID", "CUDA_VISIBLE_DEVICES"
+    found = [os.environ.get(name) for name in names]
+    open(f"rank-{found[0]}", "w").close()
+    while sum(name.startswith("rank-") for name in os.listdir()) < 4: time.sleep(0.02)
+    if not os.path.exists(f"died-{item['i']}"):
+        open(f"died-{item['i']}", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+"""
+
+
+@pytest.mark.parametrize("option", ["--gpus-per-task=1", "--gpus-per-node=4", "--mpi=pmi2"])
+def test_ranks_of_a_step_share_one_import_whatever_else_they_are_given(
+    lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def run(item): pass\n")
+    items = [{"i": number} for number in range(8)]
+    hpctk = [sys.executable, "-m", "hpc_toolkit"]
+    Path("items.jsonl").write_text("".join(f'{{"i": {one["i"]}}}\n' for one in items))
+    made = ["run", "--workload", "mine:run", "--items", "items.jsonl", "--items-per-claim", "1"]
+    lab.run(*hpctk, "init", *made)
+    Path("mine.py").write_text(SHARING)
+    Path("site-packages").mkdir()
+    Path("site-packages/heavy.py").write_text(PACKAGE)
+    found = f"PYTHONPATH={tmp_path}/site-packages:{REPOSITORY}"
+
+    step: list[str | Path] = ["--dir", lab.directory, "srun", "-N1", "-n4", option]
+    done = lab.run(*hpctk, "lab", "exec", *step, "env", found, *hpctk, "work", "run", check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "note: " not in done.stderr
+    assert len(Path("imports").read_text().split()) == 1
+    values = [row["value"] for row in Run.open("run").results()]
+    assert {value[0] for value in values} == {"0", "1", "2", "3"}
+    assert all(value[0] == value[1] for value in values)
+    gpus = {value[2] for value in values}
+    assert len(gpus) == (1 if option == "--mpi=pmi2" else 4)

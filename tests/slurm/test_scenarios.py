@@ -11,7 +11,6 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -19,8 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_toolkit import Run
 from hpc_toolkit.lab.state import members
-from tests.slurm.conftest import LabUnderTest
+from tests.integration.realrun import workers_of
+from tests.integration.test_study import LINE, TUNE, checked, lines
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import (
     FULL,
     MEASURED,
@@ -40,12 +42,6 @@ SIZES = [
     pytest.param(FULL, id="full", marks=pytest.mark.soak),
 ]
 sized = pytest.mark.parametrize("size", SIZES)
-
-
-@pytest.fixture
-def rehearsal(lab: LabUnderTest, tmp_path: Path) -> Iterator[Rehearsal]:
-    yield Rehearsal(lab.lab, tmp_path)
-    lab.clear()
 
 
 def start(rehearsal: Rehearsal, size: Size, **options: str) -> str:
@@ -145,7 +141,7 @@ def test_lost_node_is_seen_by_slurm_and_the_other_ranks_never_stop(
 ) -> None:
     job = start(rehearsal, size)
     lost_at = time.time()
-    rehearsal.lab.crash("n3")
+    rehearsal.lab.lab.crash("n3")
     # Then the job is completing for a minute more: its step waits for the one of the lost node.
     wait_until(
         lambda: rehearsal.state(job) != "RUNNING", "the end of the script", limit_s=size.limit_s
@@ -195,7 +191,7 @@ def test_lost_slurmd_takes_its_node_down_and_leaves_its_ranks_at_work(
     lab.configure(SlurmdTimeout=silence_s)
     job = start(rehearsal, size)
     killed_at = time.time()
-    rehearsal.lab.crash("n3", daemon_only=True)
+    rehearsal.lab.lab.crash("n3", daemon_only=True)
     wait_until(
         lambda: rehearsal.node_state("n3") == "down*" or rehearsal.done() == size.items,
         "Slurm to take n3 for down",
@@ -237,7 +233,7 @@ def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: 
     rehearsal.wait_for_claims(size.ranks, job)
     frozen = [
         one.pid
-        for one in members(rehearsal.lab.paths.token, "n3")
+        for one in members(rehearsal.lab.lab.paths.token, "n3")
         if one.name.startswith("python") or "hpc_toolkit" in one.name
     ]
     frozen_at = time.time()
@@ -304,3 +300,33 @@ def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
     report("two jobs", size, found, items_of_each=shares)
     assert min(shares) > size.items / 4
     assert not found.deaths
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.soak  # integration/test_study.py kills workers
+def test_a_study_on_slurm_has_each_trial_once_after_kills_and_preemption(
+    rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers are ranks of a job that is preempted and loses some."""
+    monkeypatch.chdir(rehearsal.cwd)
+    slower = ("kill(trial)\n        if", "kill(trial); time.sleep(0.2)\n        if")
+    Path("tune.py").write_text(TUNE.replace(*slower))
+    run = rehearsal.run
+    words = {"runs/tune": run, "40": 200}
+    rehearsal.hpctk(*(words.get(word, word) for word in LINE), "--workers", 0)
+    script = rehearsal.render(nodes=8, ntasks_per_node=1, cpus_per_task=1)
+
+    job = rehearsal.sbatch(script, run)
+    for number in (20, 120):
+        rehearsal.wait_for_done(number)
+        rehearsal.preempt("--nodes=8", "--exclusive", "--mem=0")
+        wait_until(lambda: rehearsal.state(job) != "RUNNING", "preemption")
+    rehearsal.wait_for_end(job)
+
+    assert rehearsal.exit_code(job) == "0:0", rehearsal.log()
+    found, _ = checked(str(run), 200)
+    assert [n for n, one in enumerate(found) if one.state.name == "FAIL"] == [13, 19]
+    assert len(workers_of(Run.open(run))) >= 3 * 8  # the job began three times
+    again = sum(len(calls) > 1 for calls in lines("calls.jsonl").values())
+    assert again >= 4
+    MEASURED.append(f"study: 200 trials on 8 ranks, {again} repeated with their parameters")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.lab.commands import install_command, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
@@ -41,14 +40,8 @@ def shrinking(lab: LabUnderTest, lab_directory: Path) -> Iterator[LabUnderTest]:
     if " 22." not in lab.run("sinfo", "--version").stdout:
         yield lab
         return
-    if missing := missing_programs(accounting=True):
-        pytest.skip(f"no accounting here: {install_command(missing)}")
-    own = LabUnderTest(lab_directory / "shrinking", LabSettings(4, 0, accounting=True))
-    own.up()
-    try:
+    with LabUnderTest(lab_directory / "shrinking", LabSettings(4, 0, accounting=True)) as own:
         yield own
-    finally:
-        own.down()
 
 
 @pytest.mark.newslurm

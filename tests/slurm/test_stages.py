@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from hpc_toolkit.run import Run
 from tests.integration.realrun import journal_lines
 from tests.integration.test_stages import check_order
-from tests.slurm.conftest import LabUnderTest
+from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, Rehearsal, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -41,10 +40,9 @@ workload = "lab_items:summary"
 
 
 @pytest.fixture
-def rehearsal(lab: LabUnderTest, tmp_path: Path) -> Iterator[Rehearsal]:
+def rehearsal(lab: LabUnderTest, tmp_path: Path) -> Rehearsal:
     shutil.copy(Path(__file__).with_name("lab_items.py"), tmp_path)
-    yield Rehearsal(lab.lab, tmp_path)
-    lab.clear()
+    return Rehearsal(lab, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +65,7 @@ def test_a_pipeline_is_run_once_through_a_requeue_and_a_lost_node(
     wait_until(lambda: len(rehearsal.measure().workers) == 16, "workers of the job's second start")
     if lost:
         rehearsal.wait_for_done(total // 2)
-        rehearsal.lab.crash(lost)
+        rehearsal.lab.lab.crash(lost)
         wait_until(lambda: rehearsal.state(job) != "RUNNING", "the end of the script")
     else:
         rehearsal.wait_for_end(job)

@@ -6,19 +6,15 @@ attempt may be charged for what the site does.
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hpc_toolkit.lab import settings as lab_settings
-from hpc_toolkit.lab.daemons import NamespaceError
 from hpc_toolkit.lab.settings import LabSettings
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
@@ -29,18 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ITEMS = 20
 RANKS = 4
 DONE = ("COMPLETED", 0, 0)
-MINE = (
-    "--output",
-    "%j.out",
-    "--partition",
-    "main",
-    "--nodes",
-    "2",
-    "--ntasks-per-node",
-    "2",
-    "--cpus-per-task",
-    "1",
-)
+FOUR_RANKS = ("--nodes", "2", "--ntasks-per-node", "2", "--cpus-per-task", "1")
+MINE = ("--output", "%j.out", "--partition", "main", *FOUR_RANKS)
 SMALL = (*MINE, "--time", "5", "--mem", "1G")
 GENERIC = ("--cluster", "generic")
 WHOLE = ("--cpus-per-task", "16")
@@ -70,7 +56,7 @@ job_desc.partition = "urgent" job_desc.time_limit = 2 job_desc.account = "site"
 slurm.log_user("time limit set to 2 minutes") return slurm.SUCCESS"""
 PREEMPTED = "was preempted and does not restart; 'hpctk submit' continues the run"
 
-SHORT = {
+VARIANTS = {
     "settings-that-change-nothing": Variant(
         {
             "JobRequeue": "0",
@@ -109,8 +95,6 @@ SHORT = {
             "submit": "error: no hours left: https://hpc.example.org/hours",
         },
     ),
-}
-LONG = {
     "preempt-cancel-everywhere": Variant(
         {"PreemptMode": "CANCEL"},
         event="preempt",
@@ -205,33 +189,21 @@ def variant(request: pytest.FixtureRequest) -> Variant:
 
 
 @pytest.fixture
-def site(
-    variant: Variant, lab_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Site]:
-    plain = lab_settings.slurm_conf
-
-    def slurm_conf(settings: LabSettings, paths: Any, **facts: Any) -> str:
+def site(variant: Variant, lab_directory: Path, tmp_path: Path) -> Iterator[Site]:
+    def edit(conf: str) -> str:
         plugin = f"function slurm_job_submit(job_desc, parts, uid)\n{variant.lua}\nend\n"
         plugin += "function slurm_job_modify() return slurm.SUCCESS end\n"
-        (paths.etc / "job_submit.lua").write_text(plugin)
-        return edited(plain(settings, paths, **facts), variant.settings)
+        (lab.lab.paths.etc / "job_submit.lua").write_text(plugin)
+        return edited(conf, variant.settings)
 
-    monkeypatch.setattr("hpc_toolkit.lab.slurm_conf", slurm_conf)
-    lab = LabUnderTest(lab_directory / "variant", LabSettings(nodes=2, gpus_per_node=0))
-    try:
-        lab.up()
-    except NamespaceError as error:
-        pytest.skip(error.message)
-    try:
+    settings = LabSettings(nodes=2, gpus_per_node=0)
+    lab = LabUnderTest(lab_directory / "variant", settings, edit=edit)
+    with lab:
         yield Site(lab, tmp_path)
-    finally:
-        lab.down()
 
 
 def call(site: Site, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    argv = (sys.executable, "-m", "hpc_toolkit", *words)
-    env = {"XDG_CONFIG_HOME": str(site.cwd / "config")}
-    return site.lab.run(*argv, cwd=site.cwd, env=env, check=check)
+    return site.call(*words, check=check, env={"XDG_CONFIG_HOME": str(site.cwd / "config")})
 
 
 def urgent(site: Site, seconds: int) -> None:
@@ -264,14 +236,27 @@ def submitted(site: Site, variant: Variant) -> tuple[list[str], str]:
     return done.stdout.split(), done.stderr
 
 
-def check_play(site: Site, variant: Variant) -> None:
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def left(site: Site) -> int:
+    counts = site.status()["stages"]["items"]
+    return int(counts["total"]) - int(counts["done"])
+
+
+IN_MAKE_TEST = ("preempt-cancel", "too-long", "plugin-rejects")
+CASES = [
+    pytest.param(one, id=name, marks=[] if name in IN_MAKE_TEST else [pytest.mark.soak])
+    for name, one in VARIANTS.items()
+]
+
+
+@pytest.mark.parametrize("variant", CASES, indirect=True)
+def test_a_site_may_set(site: Site, variant: Variant) -> None:
     said = {"draft": call(site, "cluster", "init", "mine", "--from-slurm", "-o", "-").stdout}
     call(site, "cluster", "init", "mine", "--from-slurm")
-    lines = [json.dumps({"item": number}) for number in range(ITEMS)]
-    (site.cwd / "items.jsonl").write_text("\n".join(lines))
-    held = f": > '{site.cwd}/held-'$SLURM_PROCID; until [ -e '{site.cwd}/go' ]; do sleep 0.1; done"
-    words = ("--items", "items.jsonl", "--items-per-claim", "1", "--timeout", "10s")
-    call(site, "init", ODD, "--command", held, *words)
+    site.init_held(ITEMS, "--items-per-claim", "1", "--timeout", "10s")
     if not variant.event:
         site.release()
 
@@ -292,29 +277,3 @@ def check_play(site: Site, variant: Variant) -> None:
         assert site.end_of(call(site, "submit", *SMALL, "--run", ODD).stdout.strip()) == DONE
     if variant.end:
         assert site.finished()["done"] == ITEMS
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
-
-
-def left(site: Site) -> int:
-    counts = json.loads(call(site, "status", ODD, "--json").stdout)["stages"]["items"]
-    return int(counts["total"]) - int(counts["done"])
-
-
-SMALLEST = [
-    pytest.param(one, marks=[pytest.mark.soak] * (name == "settings-that-change-nothing"))
-    for name, one in SHORT.items()
-]
-
-
-@pytest.mark.parametrize("variant", SMALLEST, ids=SHORT, indirect=True)
-def test_a_site_may_set(site: Site, variant: Variant) -> None:
-    check_play(site, variant)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("variant", LONG.values(), ids=LONG, indirect=True)
-def test_a_site_may_also_set(site: Site, variant: Variant) -> None:
-    check_play(site, variant)

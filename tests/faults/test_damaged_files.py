@@ -11,11 +11,10 @@ import pytest
 
 from hpc_toolkit.doctor import runfiles as run_check
 from hpc_toolkit.doctor.runfiles import check_run
-from hpc_toolkit.queue import log
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.run import Run
 from tests.faults.campaignrun import CAMPAIGN, make_campaign
-from tests.faults.cut import Commands, Cut, Struck, copy_of
+from tests.faults.cut import Commands, Struck, copy_of
 from tests.faults.test_damage import soaking
 from tests.toyrun import ToyRun
 
@@ -83,16 +82,10 @@ def _dump(record: object) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-@pytest.fixture
-def call(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    # What is found damaged stays so: no look has to be repeated after a while.
+@pytest.fixture(autouse=True)
+def _damage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found damaged stays so: no look has to be repeated after a while."""
     monkeypatch.setattr(run_check, "_BEING_WRITTEN_S", 0.0)
-    (fast_dir / "more.jsonl").write_text('{"id": 10}\n')
-
-    def begin(_cut: Cut) -> None:
-        log._TRIES = 2
-
-    return Commands(fast_dir, begin)
 
 
 def make_run(root: Path, kind: str) -> Path:

@@ -121,7 +121,8 @@ def done_lines(run: Path) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for path in sorted((run / "journals").glob("*.jsonl"), key=lambda path: path.stem):
         for line in _lines(path):
-            item = first_item(line) + line.get("item", 0)
+            assert line["unit"].startswith("items/000001-")
+            item = line.get("item", 0)
             # A worker that goes on under another name repeats lines of which it is not sure.
             older = item not in found or line["generation"] < found[item]["generation"]
             if line["type"] == "done" and older:
@@ -139,17 +140,19 @@ def check_parts(run: Path, found: Iterable[dict[str, Any]], where: str) -> None:
                 assert (len(data), f"{crc32(data):08x}") == (length, total), f"{place}, {where}"
 
 
-def first_item(line: dict[str, Any]) -> int:
-    assert line["unit"].startswith("items/000001-")
-    return 0
-
-
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for found in JournalReader(path).poll():
         if isinstance(found, UnitRun):
             yield from (line.record for line in read_lines(path, found.start, found.end))
         else:
             yield found.record
+
+
+def check_rows(rows: list[dict[str, Any]], count: int, where: object) -> list[dict[str, Any]]:
+    """Each item has one row, is done, and no attempt was burnt."""
+    assert [row["item"]["id"] for row in rows] == list(range(count)), where
+    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}, where
+    return rows
 
 
 def check_work(place: Place, every: int) -> None:
@@ -170,10 +173,8 @@ def check_work(place: Place, every: int) -> None:
         again = place.call("work", "run", "--lease", "1s", root=place.run)
 
         assert (again.code, again.err) == (0, ""), f"{where}\nthen: {again}"
-        rows = Run.open(place.run).table().rows
+        rows = check_rows(Run.open(place.run).table().rows, ITEMS, where)
         check_parts(place.run, rows, where)
-        assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), where
-        assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}, where
         for path, data in journals.items():
             assert path.read_bytes()[: len(data)] == data, where
         # The first generation wins, so what was committed is what everybody gets.

@@ -15,7 +15,7 @@ from hpc_toolkit.rundir.layout import WorkloadSpec
 from tests.faults import tally
 from tests.faults.cut import Commands, Struck, copy_of
 from tests.faults.smalldisk import fill, on_disk
-from tests.faults.test_faults import at_every, check_parts, done_lines
+from tests.faults.test_faults import at_every, check_parts, check_rows, done_lines
 from tests.toyrun import ToyRun
 
 ITEMS = 12
@@ -60,16 +60,15 @@ def check_full(disk: Path, template: Path, rooms: Iterable[dict[str, int]]) -> N
         check_told(gathered, f"gather, {room}")
         give_back()
         assert call("gather", run, "-o", "disk/run/rows.jsonl", root=run).code == 0, room
-        check_rows(run, kept, room)
+        check_kept(run, kept, room)
     assert codes[0] == 75, "it was never full"
 
 
-def check_rows(run: Path, kept: dict[int, dict[str, Any]], room: object) -> None:
+def check_kept(run: Path, kept: dict[int, dict[str, Any]], room: object) -> None:
     rows = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
     assert rows == Run.open(run).table().rows, room
     check_parts(run, rows, str(room))
-    assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), room
-    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}, room
+    check_rows(rows, ITEMS, room)
     for item, line in kept.items():
         assert (rows[item]["worker"], rows[item]["value"]) == (line["worker"], line["value"]), room
 

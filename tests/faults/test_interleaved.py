@@ -6,7 +6,7 @@ Each coordinator is a process that stops before it creates an entry; one at a ti
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,58 +17,36 @@ from hpc_toolkit.cli.campaigns import make_campaign_run
 from tests.faults import tally
 from tests.faults.campaignrun import CAMPAIGN, asked, play, table_of
 from tests.faults.cut import ENTRIES, Commands, Going, copy_of
+from tests.model.choices import Choices, every
 
 BEFORE_ASKS = 3
 """Entries of the stage before: its items, its seal and its table."""
 SMALL = {**CAMPAIGN, "search": {"policy": "gp-ucb", "budget": 2, "pending": 1}}
 
 
-class Orders:
-    """Every order, depth first: each is given as what to choose at each turn."""
+class Chance(Choices):
+    """Choices by chance, the same every time."""
 
-    def __init__(self) -> None:
-        self._next: list[int] = []
-        self._trace: list[tuple[int, int]] = []
+    def __init__(self, seed: int) -> None:
+        super().__init__([])
+        self._random = random.Random(seed)
 
-    def __iter__(self) -> Iterator[None]:
-        while True:
-            self._trace = []
-            yield
-            while self._trace and self._trace[-1][0] + 1 == self._trace[-1][1]:
-                self._trace.pop()
-            if not self._trace:
-                return
-            self._next = [chosen for chosen, _ in self._trace]
-            self._next[-1] += 1
-
-    def choose(self, number: int) -> int:
-        """One of so many, another one in each order."""
-        turn = len(self._trace)
-        chosen = self._next[turn] if turn < len(self._next) else 0
-        self._trace.append((chosen, number))
-        return chosen
-
-    @property
-    def said(self) -> str:
-        return f"order {[chosen for chosen, _ in self._trace]}"
+    def of(self, count: int) -> int:
+        self.made.append((self._random.randrange(count), count))
+        return self.made[-1][0]
 
 
-class Chance(Orders):
-    """Some orders, by chance, the same every time."""
+Orders = Callable[[Callable[[Choices], None]], Iterator[None]]
+"""Calls a function once for each order that is tried."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number = number
-        self._random = random.Random(7)
 
-    def __iter__(self) -> Iterator[None]:
-        for _ in range(self._number):
-            self._trace = []
+def some(number: int) -> Orders:
+    def tried(run: Callable[[Choices], None]) -> Iterator[None]:
+        for seed in range(number):
+            run(Chance(seed))
             yield
 
-    def choose(self, number: int) -> int:
-        self._trace.append((self._random.randrange(number), number))
-        return self._trace[-1][0]
+    return tried
 
 
 def begin(call: Commands, run: Path, entries: int) -> None:
@@ -87,10 +65,10 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(1800)]
 @pytest.mark.parametrize(
     ("coordinators", "kills", "orders", "begun"),
     [
-        (3, 1, Chance(3), 0),
-        pytest.param(2, 0, Chance(200), 0, marks=SOAK),
-        *(pytest.param(2, kills, Orders(), BEFORE_ASKS, marks=SOAK) for kills in (0, 1)),
-        *(pytest.param(3, kills, Chance(100), 0, marks=SOAK) for kills in (1, 2)),
+        (3, 1, some(3), 0),
+        pytest.param(2, 0, some(200), 0, marks=SOAK),
+        *(pytest.param(2, kills, every, BEFORE_ASKS, marks=SOAK) for kills in (0, 1)),
+        *(pytest.param(3, kills, some(100), 0, marks=SOAK) for kills in (1, 2)),
     ],
 )
 def test_r14_in_any_order_of_entries_each_ask_is_made_once(
@@ -106,23 +84,25 @@ def test_r14_in_any_order_of_entries_each_ask_is_made_once(
     copy_of(home / "template", home / "run")
     begin(call, home / "run", begun)
     copy_of(home / "run", home / "begun")
-    count = 0
-    for _ in orders:
+
+    def check(order: Choices) -> None:
         copy_of(home / "begun", home / "run")
-        codes = take_turns(call, home / "run", orders, coordinators, kills)
-        assert asked(home / "run") == sequence[: len(asked(home / "run"))], orders.said
-        assert 0 in codes or -9 in codes, f"{orders.said}: {codes}"
-        assert set(codes) <= {0, 75, -9}, f"{orders.said}: {codes}"
-        assert call("campaign", "coordinate", "run", root=home / "run").code == 0, orders.said
-        assert (asked(home / "run"), table_of(home / "run")) == (sequence, rows), orders.said
-        count += 1
+        codes = take_turns(call, home / "run", order, coordinators, kills)
+        said = f"order {order.made}: {codes}"
+        assert asked(home / "run") == sequence[: len(asked(home / "run"))], said
+        assert 0 in codes or -9 in codes, said
+        assert set(codes) <= {0, 75, -9}, said
+        assert call("campaign", "coordinate", "run", root=home / "run").code == 0, said
+        assert (asked(home / "run"), table_of(home / "run")) == (sequence, rows), said
+
+    count = sum(1 for _ in orders(check))
     assert count > 2
     kind = f"{coordinators} coordinators, {kills} killed"
     tally.count(kind, changes=0, cuts=count)
 
 
 def take_turns(
-    call: Commands, run: Path, orders: Orders, coordinators: int, kills: int
+    call: Commands, run: Path, order: Choices, coordinators: int, kills: int
 ) -> list[int]:
     """Let one after the other make its next entry, or die before it; their exit codes."""
     going: list[Going] = []
@@ -131,7 +111,7 @@ def take_turns(
     while going or left:
         # Those who wait before an entry may go on or be killed; another one may be started.
         may_die = len(going) if kills else 0
-        chosen = orders.choose(len(going) + may_die + (left > 0))
+        chosen = order.of(len(going) + may_die + (left > 0))
         if chosen < len(going):
             one = going.pop(chosen)
             one.wake()
@@ -147,15 +127,14 @@ def take_turns(
             going.append(one)
         else:
             ended = one.end()
-            assert "Traceback" not in ended.err, f"{orders.said}: {ended}"
+            assert "Traceback" not in ended.err, f"order {order.made}: {ended}"
             codes.append(ended.code)
     return codes
 
 
 def test_orders_are_all_there_once() -> None:
-    orders, found = Orders(), []
-    for _ in orders:
-        first = orders.choose(2)
-        found.append((first, orders.choose(3 if first else 1)))
+    def order(choices: Choices) -> tuple[int, int]:
+        first = choices.of(2)
+        return first, choices.of(3 if first else 1)
 
-    assert found == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    assert [*every(order)] == [(0, 0), (1, 0), (1, 1), (1, 2)]

@@ -21,6 +21,7 @@ from tests.faults.test_faults import (
     Place,
     at_every,
     check_parts,
+    check_rows,
     make_holding,
     make_new,
 )
@@ -73,13 +74,6 @@ def begin_fork_server(cut: Cut) -> None:
     setattr(starting, "packages_of", lambda _: ["json.tool"])  # noqa: B010
 
 
-def check_rows(root: Path, where: str) -> list[dict[str, Any]]:
-    rows = Run.open(root).results()
-    assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), where
-    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}, where
-    return rows
-
-
 def place_of_pool(home: Path) -> Place:
     return Place(home, make_new, "work", "run", "--workers", 2, *LEASE, begin=begin_pool)
 
@@ -99,7 +93,7 @@ def test_a_pool_whose_worker_is_cut_ends_whole(fast_dir: Path, every: int) -> No
             check_error(struck, where)
             again = place.call(*place.words, root=place.run)
             assert (again.code, again.err) == (0, ""), f"{where}\nthen: {again}"
-        check_rows(place.run, where)
+        check_rows(Run.open(place.run).results(), ITEMS, where)
 
 
 def check_error(struck: Struck, where: str) -> None:
@@ -110,7 +104,7 @@ def check_error(struck: Struck, where: str) -> None:
 def check_deaths(place: Place, name: str, every: int = 1) -> None:
     for struck, _, where in place.points(every, ways=DEATHS, name=name):
         assert (struck.code, struck.err) == (0, ""), where
-        rows = check_rows(place.run, where)
+        rows = check_rows(Run.open(place.run).results(), ITEMS, where)
         assert [row["value"] for row in rows] == [loud.hold({"id": n}) for n in range(ITEMS)], where
         check_parts(place.run, Run.open(place.run).table(), where)
         assert Run.open(place.run).status().deaths <= 1, where

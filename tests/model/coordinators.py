@@ -23,6 +23,7 @@ from hpc_toolkit.queue.log import SEALED
 from hpc_toolkit.rundir.layout import Manifest
 from tests.model.coordinating import SCORES, Answer, Halt, Result, decisions_in, made_policy, play
 from tests.model.memorydisk import ROOT, Content
+from tests.model.values import spend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,11 +180,8 @@ class Coordinators:
         return state._replace(coordinators=tuple(sorted((*others, coordinator))))
 
     def _spend(self, state: State, evil: str) -> State | None:
-        if not evil:
-            return state
-        left = list(state.left)
-        left[EVILS.index(evil)] -= 1
-        return state._replace(left=tuple(left)) if min(left) >= 0 else None
+        left = spend(state.left, EVILS.index(evil)) if evil else state.left
+        return state._replace(left=left) if min(left) >= 0 else None
 
     def _answers(
         self, state: State, coordinator: int, halt: Halt

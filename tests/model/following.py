@@ -24,6 +24,7 @@ from hpc_toolkit.rundir.journal import decode_line, encode_line
 from hpc_toolkit.rundir.layout import Manifest, StageSpec
 from tests.model.choices import Choices, every
 from tests.model.memorydisk import ROOT, Content, Disk, mounted, run_paths
+from tests.model.values import put, replies, spend
 from tests.oracle import Told, expect
 from tests.toyrun import plain_items, spec_of, units_of
 
@@ -235,18 +236,18 @@ class FollowingModel:
             if state.synced[who] < 0:
                 continue
             for sees in self._looks(state, who):
-                seen = state._replace(sees=_set(state.sees, who, sees))
+                seen = state._replace(sees=put(state.sees, who, sees))
                 for what, after in (*self._runs(seen, who), *self._adds(seen, who)):
                     if after != state:
                         yield f"w{who} {what}", after
             size = len(state.journals[who])
             if state.synced[who] < size:
-                yield f"w{who} syncs", state._replace(synced=_set(state.synced, who, size))
+                yield f"w{who} syncs", state._replace(synced=put(state.synced, who, size))
                 cut = self._spend(state, "cut")
                 if cut is not None:
                     kept = state.journals[who][: state.synced[who]]
-                    journals = _set(state.journals, who, kept)
-                    cut = cut._replace(journals=journals, synced=_set(state.synced, who, -1))
+                    journals = put(state.journals, who, kept)
+                    cut = cut._replace(journals=journals, synced=put(state.synced, who, -1))
                     yield f"the host of w{who} loses its power", cut
         retried = self._spend(state, "retry")
         if retried is not None:
@@ -302,9 +303,9 @@ class FollowingModel:
         data = state.journals[who] + encode_line(record)
         told = state.told | {(*ref, value)} if kind == "done" else state.told
         sees = state.sees[who]
-        sees = sees._replace(journals=_set(sees.journals, who, data))
+        sees = sees._replace(journals=put(sees.journals, who, data))
         return state._replace(
-            journals=_set(state.journals, who, data), told=told, sees=_set(state.sees, who, sees)
+            journals=put(state.journals, who, data), told=told, sees=put(state.sees, who, sees)
         )
 
     def _adds(self, state: State, who: int) -> Iterator[tuple[str, State]]:
@@ -316,22 +317,15 @@ class FollowingModel:
         if key not in self._memo:
             self._memo[key] = list(dict.fromkeys(every(partial(self._add, state, who))))
         for logs, payloads, seen, lost, over in self._memo[key]:
-            left = _set(state.left, EVILS.index("lost"), state.left[EVILS.index("lost")] - lost)
+            left = spend(state.left, EVILS.index("lost"), lost)
             sees = state.sees[who]._replace(logs=seen)
             after = state._replace(logs=logs, payloads=payloads, left=left)
             what = "adds what follows" if logs != state.logs else "looks"
-            yield f"{what}{' and leaves' * over}", after._replace(sees=_set(after.sees, who, sees))
+            yield f"{what}{' and leaves' * over}", after._replace(sees=put(after.sees, who, sees))
 
     def _add(self, state: State, who: int, choices: Choices) -> tuple[Any, ...]:
         lost: list[str] = []
-
-        def reply(_call: str) -> str:
-            if state.left[EVILS.index("lost")] <= len(lost):
-                return ""
-            how = ("", "repeated", "lost", "hidden")[choices.of(4)]
-            lost.extend([how] if how else [])
-            return how
-
+        reply = replies(choices, state.left[EVILS.index("lost")], lost)
         image = self.files(state, state.sees[who])
         disk = Disk({**image}, self.files(state), name=f"w{who}", reply=reply, lost=lost)
         over = False
@@ -380,14 +374,8 @@ class FollowingModel:
 
     @staticmethod
     def _spend(state: State, evil: str) -> State | None:
-        at = EVILS.index(evil)
-        if not state.left[at]:
-            return None
-        return state._replace(left=_set(state.left, at, state.left[at] - 1))
-
-
-def _set(values: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
-    return (*values[:at], value, *values[at + 1 :])
+        left = spend(state.left, EVILS.index(evil))
+        return state._replace(left=left) if min(left) >= 0 else None
 
 
 class FollowingChecker:
@@ -430,7 +418,7 @@ class FollowingChecker:
             rest = rest._replace(sees=(*state.sees, Sees(logs, rest.journals)))
             runs = [(what, after) for what, after in more._runs(rest, who) if "done" in what]
             if not runs:
-                rest = rest._replace(synced=_set(rest.synced, who, len(rest.journals[who])))
+                rest = rest._replace(synced=put(rest.synced, who, len(rest.journals[who])))
                 ((what, after),) = more._adds(rest, who)
                 rest = after
                 if "leaves" in what:

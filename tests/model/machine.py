@@ -10,6 +10,7 @@ before. Exclusive names and a process's own files are never old.
 from __future__ import annotations
 
 import errno
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
@@ -45,7 +46,9 @@ from tests.model.values import (
     Take,
     claims_in,
     payloads_in,
-    product,
+    put,
+    replies,
+    spend,
 )
 from tests.model.verdicts import HEARTBEAT, Verdicts
 from tests.toyrun import plain_items, spec_of, units_of
@@ -168,14 +171,10 @@ class Model:
         for number, journal in enumerate(state.journals):
             old = number != who and "journals" in stale
             parts.append([len(journal), *([sees.journals[number]] if old else [])])
-        told = [state.told, *([sees.told] if "head" in stale else [])]
+        parts.append([state.told, *([sees.told] if "head" in stale else [])])
         yield from {
             Sees(log, claims, tuple(journals), control, word, sees.old)
-            for log in parts[0]
-            for claims in parts[1]
-            for control in parts[2]
-            for word in told
-            for journals in product(parts[3:])
+            for log, claims, control, *journals, word in product(*map(set, parts))
         }
 
     # Steps.
@@ -222,10 +221,8 @@ class Model:
             for outcome, taken, claims, wrong, lost, told, old in self._memo[key]:
                 after = state._replace(claims=state.claims | claims, told=told)
                 now = sees._replace(claims=sees.claims | claims, old=old)
-                left = list(state.left)
-                left[EVILS.index("false")] -= wrong
-                left[EVILS.index("lost")] -= lost
-                after = after._replace(left=tuple(left))
+                left = spend(state.left, EVILS.index("false"), wrong)
+                after = after._replace(left=spend(left, EVILS.index("lost"), lost))
                 yield from self._settle(after, who, actor._replace(sees=now), outcome, taken)
 
     def _settle(
@@ -374,10 +371,9 @@ class Model:
         before = 0 if not events else len(self._played(state, who, actor, actor.script)[0])
         data, outcome, positions = self._played(state, who, actor, script)
         after = self._journal(state, who, state.journals[who] + data[before:])
-        journals = list(actor.sees.journals)
-        journals[who] = len(after.journals[who])
+        journals = put(actor.sees.journals, who, len(after.journals[who]))
         actor = actor._replace(
-            script=script, positions=positions, sees=actor.sees._replace(journals=tuple(journals))
+            script=script, positions=positions, sees=actor.sees._replace(journals=journals)
         )
         if "asked" in events:
             after = self._presence(after, who, DRAINING)
@@ -426,12 +422,11 @@ class Model:
                 after = state._replace(log=log, payloads=payloads)
                 if control:
                     after = after._replace(control=(*state.control, *control))
-                left = list(state.left)
-                left[EVILS.index("lost")] -= lost
+                after = after._replace(left=spend(state.left, EVILS.index("lost"), lost))
                 at = actor.at + done
                 phase = "gone" if at == len(commands) else "idle"
                 mine = actor._replace(sees=now, at=at, phase=phase)
-                yield f"{what}: {said}", self._with(after, who, mine)._replace(left=tuple(left))
+                yield f"{what}: {said}", self._with(after, who, mine)
 
     def _call(
         self, state: State, who: int, what: str, sees: Sees, choices: Choices
@@ -500,16 +495,8 @@ class Model:
         self, state: State, sees: Sees | None, name: str, choices: Choices | None = None
     ) -> Disk:
         lost: list[str] = []
-
-        def reply(call: str) -> str:
-            if choices is None or state.left[EVILS.index("lost")] <= len(lost):
-                return ""
-            ways = ["", "repeated", "lost", "hidden", *(["refused"] if call == "link" else [])]
-            how = ways[choices.of(len(ways))]
-            if how:
-                lost.append(how)
-            return how
-
+        left = state.left[EVILS.index("lost")] if choices is not None else 0
+        reply = replies(choices or Choices([]), left, lost)
         return Disk(self.files(state, sees), self.files(state), name=name, reply=reply, lost=lost)
 
     def _content(self, state: State, sees: Sees) -> tuple[Any, ...]:
@@ -520,25 +507,17 @@ class Model:
 
     @staticmethod
     def _with(state: State, who: int, actor: Actor) -> State:
-        actors = list(state.actors)
-        actors[who] = actor
-        return state._replace(actors=tuple(actors))
+        return state._replace(actors=put(state.actors, who, actor))
 
     @staticmethod
     def _journal(state: State, who: int, data: bytes) -> State:
-        journals = list(state.journals)
-        journals[who] = data
-        return state._replace(journals=tuple(journals))
+        return state._replace(journals=put(state.journals, who, data))
 
     @staticmethod
     def _presence(state: State, who: int, value: str) -> State:
-        presence = list(state.presence)
-        presence[who] = value
-        return state._replace(presence=tuple(presence))
+        return state._replace(presence=put(state.presence, who, value))
 
     @staticmethod
     def _spend(state: State, evil: str) -> State | None:
-        at = EVILS.index(evil)
-        if not state.left[at]:
-            return None
-        return state._replace(left=(*state.left[:at], state.left[at] - 1, *state.left[at + 1 :]))
+        left = spend(state.left, EVILS.index(evil))
+        return state._replace(left=left) if min(left) >= 0 else None

@@ -28,9 +28,9 @@ NOTHING = frozenset[str]()
 FAILING = ("done", "failed")
 
 SMALL = {
-    "a worker is killed": Config(evils={"crash": 2}, people=()),
-    "one that lives is held for dead": Config(evils={"crash": 1, "false": 1}, people=()),
-    "an item fails": Config(kinds=FAILING, evils={"error": 2}, people=()),
+    "a worker is killed": Config(evils={"crash": 2}),
+    "one that lives is held for dead": Config(evils={"crash": 1, "false": 1}),
+    "an item fails": Config(kinds=FAILING, evils={"error": 2}),
     "a failure is permanent": Config(
         kinds=("done", "permanent"),
         evils={"error": 1},
@@ -42,21 +42,18 @@ SMALL = {
         steps=1,
         max_attempts=1,
         evils={"error": 3, "crash": 1},
-        people=(),
         stale=JOURNALS,
     ),
     "workers spare a filesystem that others share": Config(
-        shared=True, kinds=FAILING, evils={"crash": 1, "error": 1}, people=()
+        shared=True, kinds=FAILING, evils={"crash": 1, "error": 1}
     ),
-    "an executor dies": Config(evils={"die": 2, "crash": 1}, people=()),
-    "an item kills every executor": Config(kinds=(), evils={"die": 5}, people=(), stale=NOTHING),
-    "a reply is lost": Config(evils={"lost": 1, "crash": 1}, people=()),
+    "an executor dies": Config(evils={"die": 2, "crash": 1}),
+    "an item kills every executor": Config(kinds=(), evils={"die": 5}, stale=NOTHING),
+    "a reply is lost": Config(evils={"lost": 1, "crash": 1}),
     "a reply is lost on a filesystem that others share": Config(
-        shared=True, evils={"lost": 1, "crash": 1}, people=()
+        shared=True, evils={"lost": 1, "crash": 1}
     ),
-    "a reply to a further claim is lost": Config(
-        units=(1, 1), evils={"lost": 1}, people=(), stale=NOTHING
-    ),
+    "a reply to a further claim is lost": Config(units=(1, 1), evils={"lost": 1}, stale=NOTHING),
     "a worker is drained": Config(
         evils={"abort": 1, "crash": 1}, people=(("drain-0",),), stale=frozenset({"control"})
     ),
@@ -71,10 +68,8 @@ SMALL = {
         people=(("gather", "gather"), ("retry", "gather")),
         stale=JOURNALS,
     ),
-    "two units": Config(units=(1, 1), evils={"crash": 1}, people=()),
-    "locks show deaths": Config(
-        evils={"crash": 1, "false": 1}, people=(), stale=NOTHING, deaths_by="lock"
-    ),
+    "two units": Config(units=(1, 1), evils={"crash": 1}),
+    "locks show deaths": Config(evils={"crash": 1, "false": 1}, stale=NOTHING, deaths_by="lock"),
     "Slurm tells of deaths": Config(
         evils={"crash": 1},
         people=(("rumour", "slurm"),),
@@ -99,7 +94,7 @@ LARGE = {
         kinds=("done", "permanent"), evils={"error": 1}, people=(("gather", "retry"),)
     ),
     "a shared filesystem and false verdicts": Config(
-        shared=True, kinds=FAILING, evils={"error": 1, "false": 1, "crash": 1}, people=()
+        shared=True, kinds=FAILING, evils={"error": 1, "false": 1, "crash": 1}
     ),
     "a shared filesystem and a retry": Config(
         shared=True,
@@ -109,9 +104,7 @@ LARGE = {
         people=(("retry", "gather"),),
         stale=frozenset({"journals", "log", "head"}),
     ),
-    "errors and false verdicts": Config(
-        kinds=FAILING, evils={"error": 2, "false": 1, "crash": 1}, people=()
-    ),
+    "errors and false verdicts": Config(kinds=FAILING, evils={"error": 2, "false": 1, "crash": 1}),
     "a late line and a table": Config(
         kinds=FAILING,
         max_attempts=1,
@@ -119,11 +112,11 @@ LARGE = {
         people=(("gather", "retry", "gather"),),
         stale=JOURNALS,
     ),
-    "three workers": Config(workers=3, evils={"false": 1}, people=(), stale=frozenset({"claims"})),
-    "a killer whose deaths are seen late": Config(kinds=(), evils={"die": 10}, people=()),
-    "two items and their killer": Config(units=(2,), evils={"die": 6}, people=(), stale=NOTHING),
+    "three workers": Config(workers=3, evils={"false": 1}, stale=frozenset({"claims"})),
+    "a killer whose deaths are seen late": Config(kinds=(), evils={"die": 10}),
+    "two items and their killer": Config(units=(2,), evils={"die": 6}, stale=NOTHING),
     "two units, one false verdict": Config(
-        units=(1, 1), evils={"crash": 1, "false": 1}, people=(), stale=JOURNALS
+        units=(1, 1), evils={"crash": 1, "false": 1}, stale=JOURNALS
     ),
     "a drain within a unit": Config(
         units=(2,), evils={"abort": 1, "crash": 1}, people=(("drain-0",),)
@@ -136,7 +129,6 @@ LARGE = {
     "locks, errors and false verdicts": Config(
         kinds=FAILING,
         evils={"error": 1, "false": 1, "crash": 1},
-        people=(),
         deaths_by="lock",
     ),
     "Slurm tells of deaths within a unit": Config(
@@ -216,7 +208,7 @@ MISTAKES = [
     Mistake(
         "attempts are generations",
         "R8: ",
-        Config(kinds=FAILING, evils={"error": 1, "crash": 1}, people=()),
+        Config(kinds=FAILING, evils={"error": 1, "crash": 1}),
         History,
         "sum(generation > floor for generation in self.failures)",
         "max((*self.failures, floor)) - floor",
@@ -336,7 +328,7 @@ MISTAKES = [
     Mistake(
         "suspects run in their order",
         "R15: a suspect",
-        Config(units=(2,), workers=1, evils={"die": 1}, people=()),
+        Config(units=(2,), workers=1, evils={"die": 1}),
         StageState,
         "sorted(self.pending(unit), key=lambda item: len(suspects.get(item, ())))",
         "self.pending(unit) if suspects is not None else []",

@@ -9,9 +9,10 @@ from hpc_toolkit.queue.units import parse_claim
 from tests.model.memorydisk import ROOT, Content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hpc_toolkit.queue.leases import Verdict
+    from tests.model.choices import Choices
 
 Claim = tuple[str, int, str]
 """(unit, generation, owner)."""
@@ -88,7 +89,7 @@ class Config:
     units: tuple[int, ...] = (1,)
     """Items of each unit of the first segment, all of one size but the last."""
     workers: int = 2
-    people: tuple[tuple[str, ...], ...] = (("gather",),)
+    people: tuple[tuple[str, ...], ...] = ()
     """Commands of each person: add, seal, gather, retry, drain-<worker number>; and slurm,
     Slurm's word that all ended, once somebody died; rumour, that word at any time."""
     sealed: bool = True
@@ -111,13 +112,28 @@ class Config:
     """Whether a crash may leave half a line."""
 
 
-def product(parts: list[list[Any]]) -> Iterator[list[Any]]:
-    if not parts:
-        yield []
-        return
-    for rest in product(parts[1:]):
-        for one in dict.fromkeys(parts[0]):
-            yield [one, *rest]
+def put(values: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
+    """The values, with another one in one place."""
+    return (*values[:at], value, *values[at + 1 :])
+
+
+def spend(left: tuple[int, ...], at: int, number: int = 1) -> tuple[int, ...]:
+    """What is left of the evils; less than 0 if there was not so much of this one."""
+    return put(left, at, left[at] - number)
+
+
+def replies(choices: Choices, left: int, lost: list[str]) -> Callable[[str], str]:
+    """What becomes of the replies to calls that create a name, of which so many may be lost."""
+
+    def reply(call: str) -> str:
+        if left <= len(lost):
+            return ""
+        ways = ["", "repeated", "lost", "hidden", *(["refused"] if call == "link" else [])]
+        how = choices.choice(ways)
+        lost.extend([how] if how else [])
+        return how
+
+    return reply
 
 
 def payloads_in(world: dict[str, Content]) -> Iterator[tuple[str, bytes]]:

@@ -38,9 +38,8 @@ from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from tests.sharedfs import scenarios
 from tests.sharedfs.filesystems import mounted
 from tests.sharedfs.hosts import HostsError
-from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
 from tests.sharedfs.outcome import COLUMNS, Cells, said_by
-from tests.sharedfs.plays import Plays, is_played
+from tests.sharedfs.plays import FUSE_KINDS, NFS_KINDS, Plays, is_played
 from tests.sharedfs.rehearsal import FULL, SMALL, Size
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from failures import Failure, tried
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from tests.sharedfs.filesystems import mounted
-from tests.sharedfs.kinds import FUSE_KINDS
 from tests.sharedfs.nfs import NFS3, NFS42
+from tests.sharedfs.plays import FUSE_KINDS
 from tests.sharedfs.rehearsal import HIT, SPARED, Rehearsal, Size
 
 if TYPE_CHECKING:

@@ -5,27 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.lab.commands import search_path
 from tests.sharedfs.filesystems import Filesystem, mounted
 from tests.sharedfs.hosts import PROGRAMS, NoHostsError
-from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
 from tests.sharedfs.outcome import COLUMNS, MEASURED, NOTED, SAID, text_table
-from tests.sharedfs.plays import Plays
+from tests.sharedfs.plays import FUSE_KINDS, NFS_KINDS, Plays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.sharedfs.outcome import Outcome
     from tests.sharedfs.rehearsal import Size
     from tests.sharedfs.scenarios import Scenario
 
     Kinds = tuple[type[Filesystem], ...]
-    Rehearse = Callable[[Scenario, Size, str], Outcome]
-    Reports = Callable[[Size, str], dict[str, Any]]
 
 NFS_NAMES = {kind.name for kind in NFS_KINDS}
 
@@ -126,12 +123,6 @@ def _group(name: str, nfs: str, others: str) -> str:
 
 
 @pytest.fixture
-def rehearse(plays: Plays) -> Rehearse:
+def found(plays: Plays, scenario: Scenario, size: Size, name: str) -> Outcome:
     """What a scenario of a size came to on one filesystem."""
-    return plays.outcome
-
-
-@pytest.fixture
-def reports(plays: Plays) -> Reports:
-    """What doctor says of a filesystem."""
-    return plays.report
+    return plays.outcome(scenario, size, name)

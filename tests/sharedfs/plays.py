@@ -8,26 +8,12 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from tests.sharedfs import scenarios
 from tests.sharedfs.ceph import CephFS
 from tests.sharedfs.filesystems import Bindfs, GlusterFS, MooseFS
 from tests.sharedfs.nfs import NFS3, NFS42, NFS3Cached
 from tests.sharedfs.outcome import MEASURED, SAID, Outcome, said_by
 from tests.sharedfs.rehearsal import SMALL, Rehearsal, Size
-from tests.sharedfs.scenarios import (
-    additions,
-    campaign,
-    examination,
-    kills,
-    one_machine,
-    orderly_restart,
-    partition,
-    power_cut,
-    power_cut_of_a_graph,
-    power_cut_of_proven_locks,
-    proven_locks,
-    server_restart,
-    takeover,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,9 +31,17 @@ class Examined:
     report: dict[str, Any]
 
 
-_OF_KERNELS = (orderly_restart, power_cut, power_cut_of_a_graph, power_cut_of_proven_locks)
+FUSE_KINDS: tuple[type[Filesystem], ...] = (GlusterFS, MooseFS, CephFS, Bindfs)
+"""Hosts are namespaces."""
+NFS_KINDS: tuple[type[Filesystem], ...] = (NFS3, NFS42, NFS3Cached)
+"""Hosts are kernels."""
+
+_OF_KERNELS = (
+    *(scenarios.orderly_restart, scenarios.power_cut, scenarios.power_cut_of_a_graph),
+    scenarios.power_cut_of_proven_locks,
+)
 """These need hosts that can lose their power, or a server whose service is not all of it."""
-_UNDISTURBED = (one_machine, additions, takeover)
+_UNDISTURBED = (scenarios.one_machine, scenarios.additions, scenarios.takeover)
 """These are played where others, whom a lost host would hit as well, use the same hosts."""
 
 
@@ -59,40 +53,35 @@ def is_played(kind: type[Filesystem], scenario: Scenario) -> bool:
 
 
 IN_MAKE_TEST: dict[Scenario, tuple[type[Filesystem], ...]] = {
-    one_machine: (Bindfs,),  # where two mounts of one machine do not share their locks
-    campaign: (GlusterFS,),
-    additions: (NFS3Cached,),  # the client that caches most
-    kills: (NFS42,),
-    takeover: (Bindfs, NFS42),  # without and with locks that reach the other host
-    proven_locks: (MooseFS, CephFS, NFS42),  # each has locks of its own
-    partition: (CephFS,),  # which evicts the host
-    server_restart: (GlusterFS, MooseFS),  # users get an error, or wait
-    orderly_restart: (),
+    scenarios.one_machine: (Bindfs,),  # where two mounts of one machine do not share their locks
+    scenarios.campaign: (GlusterFS,),
+    scenarios.additions: (NFS3Cached,),  # the client that caches most
+    scenarios.kills: (NFS42,),
+    scenarios.takeover: (Bindfs, NFS42),  # without and with locks that reach the other host
+    scenarios.proven_locks: (MooseFS, CephFS, NFS42),  # each has locks of its own
+    scenarios.partition: (CephFS,),  # which evicts the host
+    scenarios.server_restart: (GlusterFS, MooseFS),  # users get an error, or wait
+    scenarios.orderly_restart: (),
     # Until it has evicted the host, only CephFS would be waited for. NFSv3 frees no lost locks.
-    power_cut: (NFS3,),
-    power_cut_of_a_graph: (),
-    power_cut_of_proven_locks: (NFS42,),
+    scenarios.power_cut: (NFS3,),
+    scenarios.power_cut_of_a_graph: (),
+    scenarios.power_cut_of_proven_locks: (NFS42,),
 }
 """Where a scenario of the small size takes a path of its own; 'make soak' plays it on all."""
 
+_GENTLE = (
+    *(scenarios.one_machine, scenarios.campaign, scenarios.additions),
+    *(scenarios.kills, scenarios.takeover),
+)
+"""These disturb nothing but the processes of their own run. All others must not begin before the
+examination ended."""
 _TOGETHER: tuple[tuple[Scenario, ...], ...] = (
-    # These disturb nothing but the processes of their own run.
-    (one_machine, campaign, additions, kills, takeover, proven_locks),
+    (*_GENTLE, scenarios.proven_locks),
     # These disturb a host or a server, each that of another filesystem.
-    (partition, server_restart),
-    (power_cut, power_cut_of_proven_locks),
+    (scenarios.partition, scenarios.server_restart),
+    (scenarios.power_cut, scenarios.power_cut_of_proven_locks),
 )
 """Scenarios of 'make test' that are played beside each other, since they consist of waiting."""
-_EXAMINED_BEFORE = (
-    proven_locks,
-    partition,
-    server_restart,
-    orderly_restart,
-    power_cut,
-    power_cut_of_a_graph,
-    power_cut_of_proven_locks,
-)
-"""These must not begin before the examination ended."""
 
 
 class Plays:
@@ -107,6 +96,7 @@ class Plays:
         self._filesystems = filesystems
         self._make_directory = make_directory
         self._threads = ThreadPoolExecutor(max_workers=6 * len(filesystems))
+        self._rehearsals: list[Rehearsal] = []
         self._examined: dict[tuple[Size, str], Future[Examined]] = {}
         self._outcomes: dict[tuple[Scenario, Size, str], Future[Outcome]] = {}
         self._turns: defaultdict[tuple[Scenario, str], Lock] = defaultdict(Lock)
@@ -140,35 +130,41 @@ class Plays:
 
     def examines(self, name: str) -> bool:
         """Whether there is a report about a filesystem."""
-        return name in self._names(proven_locks)
+        return name in self._names(scenarios.proven_locks)
 
     def close(self) -> None:
+        """End what is played although no test asks for it any more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        for rehearsal in self._rehearsals:
+            rehearsal.close()
+        self._threads.shutdown()
 
     def _names(self, scenario: Scenario) -> list[str]:
         return [name for name, one in self._filesystems.items() if is_played(type(one), scenario)]
 
     def _examine_all(self, size: Size) -> None:
-        for name in self._names(proven_locks):
+        for name in self._names(scenarios.proven_locks):
             if (size, name) not in self._examined:
                 self._examined[size, name] = self._threads.submit(self._examine, size, name)
 
     def _rehearsal(self, scenario: Scenario, size: Size, name: str) -> Rehearsal:
         title = scenario.__name__
         cwd = self._make_directory(f"{title}-{name}")
-        return Rehearsal(self._filesystems[name], cwd, size, f"{title}-{size.items}")
+        made = Rehearsal(self._filesystems[name], cwd, size, f"{title}-{size.items}")
+        self._rehearsals.append(made)
+        return made
 
     def _examine(self, size: Size, name: str) -> Examined:
-        rehearsal = self._rehearsal(proven_locks, size, name)
-        examined = Examined(rehearsal, examination(rehearsal))
+        rehearsal = self._rehearsal(scenarios.proven_locks, size, name)
+        examined = Examined(rehearsal, scenarios.examination(rehearsal))
         SAID[name] = said_by(examined.report)
         return examined
 
     def _play(self, scenario: Scenario, size: Size, name: str) -> Outcome:
-        if scenario in _EXAMINED_BEFORE:
+        if scenario not in _GENTLE:
             self._examined[size, name].result()
         with self._turns[scenario, name]:
-            if scenario is proven_locks:
+            if scenario is scenarios.proven_locks:
                 rehearsal = self._examined[size, name].result().rehearsal
             else:
                 rehearsal = self._rehearsal(scenario, size, name)

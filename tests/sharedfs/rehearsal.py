@@ -115,6 +115,7 @@ class Rehearsal:
         self.trace = OWN / self._traced
         """Where items tell when they begin and end; a file for each host."""
         self._started: list[Ranks] = []
+        self._closed = False
         self._ids = 0
         self.run = filesystem.shared / name
         self.names = dict(zip(HOSTS, HOSTS, strict=True))
@@ -233,6 +234,7 @@ class Rehearsal:
 
     def start_program(self, host: str, argv: list[str], **environment: str) -> Ranks:
         """Start a program on a host that may import hpctk."""
+        assert not self._closed
         number = len(self._started)
         out, err = self.cwd / f"out-{number}", self.cwd / f"err-{number}"
         mark = f"{self._traced}-{number}"
@@ -265,7 +267,11 @@ class Rehearsal:
         self.until(lambda: len(self.begun()) >= number, f"{number} items that are begun")
 
     def until(self, condition: Callable[[], T], what: str) -> T:
-        return wait_until(condition, what, limit_s=self.size.limit_s)
+        def looked() -> T:
+            assert not self._closed, f"closed while it waits for {what}"
+            return condition()
+
+        return wait_until(looked, what, limit_s=self.size.limit_s)
 
     def presences(self) -> dict[str, Presence]:
         """The workers' files, by name."""
@@ -400,7 +406,8 @@ class Rehearsal:
         )
 
     def close(self) -> None:
-        """End what a scenario that failed left running."""
+        """End what a scenario left running that failed, or that nobody waits for."""
+        self._closed = True
         for ranks in self._started:
             if ranks.process.poll() is None:
                 ranks.kill()

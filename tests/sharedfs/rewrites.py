@@ -15,26 +15,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Protocol
 
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir.layout import StagePaths
 
 _PAUSE_S = 0.002
-
-
-class Rewritten(Protocol):
-    """A file that one process rewrites and others read."""
-
-    def make(self) -> None:
-        """Create it."""
-
-    def write(self, number: int) -> None:
-        """Rewrite it once."""
-
-    def read(self) -> int:
-        """The number that is seen now; below 1 if none is."""
 
 
 class Beats:
@@ -75,7 +61,9 @@ class Heads:
         return StageLog(self._paths).hint() - 1
 
 
-KINDS: dict[str, type[Beats | Heads]] = {"presence": Beats, "head": Heads}
+Rewritten = Beats | Heads
+"""A file that one process rewrites and others read: its newest number, below 1 if none is seen."""
+KINDS: dict[str, type[Rewritten]] = {"presence": Beats, "head": Heads}
 
 
 def write(file: Rewritten) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.sharedfs.filesystems import Bindfs
+from tests.sharedfs.filesystems import Bindfs, Filesystem
 from tests.sharedfs.hosts import HOSTS, SERVER, Namespaces, processes_in
+from tests.sharedfs.nfs import NFS42, NFS3Cached
 
 REPOSITORY = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.usefixtures("filesystems")  # skips where there can be none
+of_namespaces = pytest.mark.usefixtures("filesystems")  # skips where there can be none
 
 _KILLED = """
 import sys, time
@@ -33,6 +34,7 @@ time.sleep(1000)
 """
 
 
+@of_namespaces
 def test_hosts_have_a_network_and_mounts_of_their_own(tmp_path: Path) -> None:
     hosts = Namespaces(tmp_path)
     hosts.open()
@@ -49,6 +51,7 @@ def test_hosts_have_a_network_and_mounts_of_their_own(tmp_path: Path) -> None:
         hosts.close()
 
 
+@of_namespaces
 def test_hosts_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) -> None:
     """Kernels run in a PID namespace as well, and end with it in the same way."""
     tests = subprocess.Popen(
@@ -69,3 +72,31 @@ def test_hosts_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) ->
         time.sleep(0.01)
     assert processes_in(namespace) == []
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_each_host_is_a_kernel_with_a_trace_of_its_own(nfs: dict[str, Filesystem]) -> None:
+    filesystem = nfs[NFS42.name]
+    hosts = filesystem.hosts
+    boot = "/proc/sys/kernel/random/boot_id"
+
+    boots = {hosts.call(host, "cat", boot) for host in (SERVER, *HOSTS)}
+    for host in HOSTS:
+        hosts.call(host, "sh", "-c", f"echo {host} >>/run/rehearsal/trace/own/mine")
+    hosts.call(HOSTS[0], "touch", filesystem.shared / "seen")
+
+    assert len(boots) == 3
+    assert [hosts.traced("mine", host) for host in HOSTS] == [f"{host}\n" for host in HOSTS]
+    assert hosts.traced("mine") == "".join(f"{host}\n" for host in HOSTS)
+    assert list(hosts.read(HOSTS[1], filesystem.shared, "seen")) == ["seen"]
+
+
+@pytest.mark.slow
+def test_mounts_have_the_options_of_their_kind(nfs: dict[str, Filesystem]) -> None:
+    """A kind that were another one by mistake would find nothing."""
+    kinds = {name: one.hosts.call(HOSTS[1], "grep", one.shared.parent, "/proc/mounts")
+             for name, one in nfs.items()}  # fmt: skip
+
+    assert "vers=4.2" in kinds[NFS42.name]
+    assert "vers=3," in kinds[NFS3Cached.name]
+    assert "acregmin=60" in kinds[NFS3Cached.name]

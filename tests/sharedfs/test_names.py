@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.sharedfs.hosts import HOSTS
-from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
+from tests.sharedfs.plays import FUSE_KINDS, NFS_KINDS
 from tests.sharedfs.sides import Side
 
 if TYPE_CHECKING:

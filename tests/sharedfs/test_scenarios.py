@@ -10,29 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sharedfs import scenarios
 from tests.sharedfs.ceph import CephFS
-from tests.sharedfs.kinds import FUSE_KINDS, NFS_KINDS
-from tests.sharedfs.plays import IN_MAKE_TEST, is_played
+from tests.sharedfs.plays import FUSE_KINDS, IN_MAKE_TEST, NFS_KINDS, is_played
 from tests.sharedfs.rehearsal import FULL, HIT, SMALL, SPARED
-from tests.sharedfs.scenarios import (
-    additions,
-    campaign,
-    kills,
-    one_machine,
-    orderly_restart,
-    partition,
-    power_cut,
-    power_cut_of_a_graph,
-    power_cut_of_proven_locks,
-    proven_locks,
-    server_restart,
-    takeover,
-)
 
 if TYPE_CHECKING:
-    from tests.sharedfs.conftest import Rehearse, Reports
     from tests.sharedfs.filesystems import Filesystem
     from tests.sharedfs.outcome import Outcome
+    from tests.sharedfs.plays import Plays
     from tests.sharedfs.rehearsal import Size
     from tests.sharedfs.scenarios import Scenario
 
@@ -58,10 +44,11 @@ def on_kinds_for(scenario: Scenario) -> pytest.MarkDecorator:
     """The filesystems on which a scenario is played."""
     names = [name for name, kind in KINDS_BY_NAME.items() if is_played(kind, scenario)]
     early = {kind.name for kind in IN_MAKE_TEST[scenario]}
-    return pytest.mark.parametrize(
-        "name",
-        [pytest.param(name, marks=[] if name in early else [pytest.mark.soak]) for name in names],
-    )
+    cases = [
+        pytest.param(scenario, name, id=name, marks=[] if name in early else [pytest.mark.soak])
+        for name in names
+    ]
+    return pytest.mark.parametrize(("scenario", "name"), cases)
 
 
 _COUNTS = ("done", "failed", "pending", "duplicates")
@@ -110,21 +97,17 @@ def _deaths_of_hit(found: Outcome) -> list[dict[str, str]]:
     return [death for death in found.deaths if death["host"] == HIT]
 
 
-@on_kinds_for(one_machine)
-def test_run_that_nothing_disturbs_repeats_nothing(
-    rehearse: Rehearse, size: Size, name: str
-) -> None:
+@on_kinds_for(scenarios.one_machine)
+def test_run_that_nothing_disturbs_repeats_nothing(found: Outcome) -> None:
     """Not even where locks are of one mount and two mounts are of one machine."""
-    found = rehearse(one_machine, size, name)
     _check_whole(found)
     assert found.deaths == []
     assert max(found.executions.values()) == 1
     assert [(one.code, one.err) for one in found.ended] == [(0, ""), (0, "")]
 
 
-@on_kinds_for(kills)
-def test_run_whose_workers_are_killed_is_whole(rehearse: Rehearse, size: Size, name: str) -> None:
-    found = rehearse(kills, size, name)
+@on_kinds_for(scenarios.kills)
+def test_run_whose_workers_are_killed_is_whole(found: Outcome) -> None:
     _check_whole(found)
     _check_evidence(found)
     assert {death["host"] for death in found.deaths} == {HIT, SPARED}
@@ -132,11 +115,8 @@ def test_run_whose_workers_are_killed_is_whole(rehearse: Rehearse, size: Size, n
     assert [one.err for one in found.ended] == ["", ""]
 
 
-@on_kinds_for(takeover)
-def test_units_of_a_dead_host_are_taken_over_after_the_lease(
-    rehearse: Rehearse, size: Size, name: str
-) -> None:
-    found = rehearse(takeover, size, name)
+@on_kinds_for(scenarios.takeover)
+def test_units_of_a_dead_host_are_taken_over_after_the_lease(found: Outcome) -> None:
     _check_whole(found)
     seen = [(one["host"], one["by"], one["evidence"]) for one in _deaths_of_hit(found)]
     assert set(seen) == {(HIT, HIT, "lock"), (HIT, SPARED, "lease")}, found.notes
@@ -144,9 +124,8 @@ def test_units_of_a_dead_host_are_taken_over_after_the_lease(
     assert found.notes["far_s"] >= 0.75 * found.notes["lease_s"]
 
 
-@on_kinds_for(additions)
-def test_workers_that_wait_take_up_what_is_added(rehearse: Rehearse, size: Size, name: str) -> None:
-    found = rehearse(additions, size, name)
+@on_kinds_for(scenarios.additions)
+def test_workers_that_wait_take_up_what_is_added(found: Outcome) -> None:
     _check_whole(found)
     assert max(found.executions.values()) == 1
     assert found.deaths == []
@@ -155,11 +134,10 @@ def test_workers_that_wait_take_up_what_is_added(rehearse: Rehearse, size: Size,
     assert max(found.notes["waits"]) < 20
 
 
-@on_kinds_for(campaign)
+@on_kinds_for(scenarios.campaign)
 def test_campaign_whose_workers_wait_on_both_hosts_is_coordinated_from_one(
-    rehearse: Rehearse, size: Size, name: str
+    found: Outcome, size: Size
 ) -> None:
-    found = rehearse(campaign, size, name)
     _check_whole(found)
     assert max(found.executions.values()) == 1
     assert found.deaths == []
@@ -170,11 +148,12 @@ def test_campaign_whose_workers_wait_on_both_hosts_is_coordinated_from_one(
     assert [(one.code, one.err) for one in found.ended] == 3 * [(0, "")]
 
 
-@on_kinds_for(proven_locks)
+@on_kinds_for(scenarios.proven_locks)
+@pytest.mark.usefixtures("found")
 def test_doctor_tells_whether_locks_reach_the_other_host(
-    reports: Reports, size: Size, name: str
+    plays: Plays, size: Size, name: str
 ) -> None:
-    report = reports(size, name)
+    report = plays.report(size, name)
     findings = {one["check"]: one for one in report["findings"]}
     assert report["apart"] is True
     assert [side["host"] for side in report["sides"]] == [HIT, SPARED]
@@ -188,11 +167,10 @@ def test_doctor_tells_whether_locks_reach_the_other_host(
         assert "lease" in findings["deaths"]["found"]
 
 
-@on_kinds_for(proven_locks)
+@on_kinds_for(scenarios.proven_locks)
 def test_death_on_the_other_host_is_seen_by_a_lock_where_doctor_proved_locks(
-    rehearse: Rehearse, size: Size, name: str
+    found: Outcome, name: str
 ) -> None:
-    found = rehearse(proven_locks, size, name)
     _check_whole(found)
     evidence = "lock" if KINDS_BY_NAME[name].locks_reach else "lease"
     seen = [(death["host"], death["by"], death["evidence"]) for death in found.deaths]
@@ -200,30 +178,26 @@ def test_death_on_the_other_host_is_seen_by_a_lock_where_doctor_proved_locks(
     assert [one.err for one in found.ended] == [""]
 
 
-@on_kinds_for(partition)
-def test_host_that_comes_back_after_the_gather_changes_nothing(
-    rehearse: Rehearse, size: Size, name: str
-) -> None:
-    found = rehearse(partition, size, name)
+@on_kinds_for(scenarios.partition)
+def test_host_that_comes_back_after_the_gather_changes_nothing(found: Outcome) -> None:
     _check_whole(found)
     assert {one["evidence"] for one in _deaths_of_hit(found)} == {"lease"}
     assert found.rows == found.notes["published"]
     assert {one.host for one in found.ended} == {HIT, SPARED}
 
 
-@pytest.mark.parametrize("name", [CephFS.name])
-def test_workers_of_a_host_that_the_server_evicted_tell_what_to_do(
-    rehearse: Rehearse, size: Size, name: str
-) -> None:
-    (evicted,) = (one for one in rehearse(partition, size, name).ended if one.host == HIT)
+@pytest.mark.parametrize(
+    ("scenario", "name"), [pytest.param(scenarios.partition, CephFS.name, id=CephFS.name)]
+)
+def test_workers_of_a_host_that_the_server_evicted_tell_what_to_do(found: Outcome) -> None:
+    (evicted,) = (one for one in found.ended if one.host == HIT)
     assert evicted.code == 75
     assert "Cannot send after transport endpoint shutdown" in evicted.err
     assert "mount the filesystem again, then start workers again" in evicted.err
 
 
-@on_kinds_for(server_restart)
-def test_run_whose_server_restarts_is_whole(rehearse: Rehearse, size: Size, name: str) -> None:
-    found = rehearse(server_restart, size, name)
+@on_kinds_for(scenarios.server_restart)
+def test_run_whose_server_restarts_is_whole(found: Outcome) -> None:
     _check_whole(found)
     _check_evidence(found)
     if (told := found.notes["told"]) is not None:
@@ -234,42 +208,36 @@ def test_run_whose_server_restarts_is_whole(rehearse: Rehearse, size: Size, name
         assert one.code == 0 or any(hint in one.err for hint in _AGAIN), one.err
 
 
-@on_kinds_for(orderly_restart)
-def test_run_whose_server_is_restarted_in_order_is_whole(
-    rehearse: Rehearse, size: Size, name: str
-) -> None:
-    found = rehearse(orderly_restart, size, name)
+@on_kinds_for(scenarios.orderly_restart)
+def test_run_whose_server_is_restarted_in_order_is_whole(found: Outcome) -> None:
     _check_whole(found)
     _check_evidence(found)
     assert {(one.code, one.err) for one in found.ended} == {(0, "")}
 
 
-@on_kinds_for(power_cut)
+@on_kinds_for(scenarios.power_cut)
 def test_units_of_a_host_without_power_are_taken_over_while_the_other_works_on(
-    rehearse: Rehearse, filesystem: Filesystem, size: Size, name: str
+    found: Outcome, filesystem: Filesystem, size: Size
 ) -> None:
-    found = rehearse(power_cut, size, name)
     _check_whole(found)
     _check_told(found)
     _check_standstill(found, filesystem, size)
 
 
-@on_kinds_for(power_cut_of_a_graph)
+@on_kinds_for(scenarios.power_cut_of_a_graph)
 def test_items_that_follow_others_wait_for_these_when_a_host_loses_its_power(
-    rehearse: Rehearse, size: Size, name: str
+    found: Outcome,
 ) -> None:
-    found = rehearse(power_cut_of_a_graph, size, name)
     _check_whole(found)
     assert found.notes["early"] == []
     _check_told(found)
 
 
-@on_kinds_for(power_cut_of_proven_locks)
+@on_kinds_for(scenarios.power_cut_of_proven_locks)
 def test_locks_of_a_host_without_power_hold_no_worker_up(
-    rehearse: Rehearse, filesystem: Filesystem, size: Size, name: str
+    found: Outcome, filesystem: Filesystem, size: Size
 ) -> None:
     """The server answers about a lost client's files only when that client's lease is over."""
-    found = rehearse(power_cut_of_proven_locks, size, name)
     _check_whole(found)
     assert found.untold == []
     assert {one["by"] for one in _deaths_of_hit(found)} == {SPARED}

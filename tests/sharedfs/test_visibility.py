@@ -9,8 +9,8 @@ import pytest
 
 from tests.sharedfs.ceph import CephFS
 from tests.sharedfs.hosts import HOSTS
-from tests.sharedfs.kinds import NFS_KINDS
 from tests.sharedfs.outcome import NOTED
+from tests.sharedfs.plays import NFS_KINDS
 from tests.sharedfs.rewrites import KINDS
 from tests.sharedfs.sides import Side
 

@@ -508,6 +508,14 @@ def make_copy(target: Path) -> Path:
     return target
 
 
+def run_in(copy: Path, argv: list[str]) -> subprocess.CompletedProcess[str]:
+    # A changed file may have the old size and mtime (in seconds): stale bytecode must not be used.
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
+    return subprocess.run(
+        argv, cwd=copy, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
 def run_tests(copy: Path, tests: tuple[str, ...], *, select: str = "") -> tuple[int, str]:
     """Run pytest on a copy; return its exit code and output."""
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=line"]
@@ -520,18 +528,8 @@ def run_tests(copy: Path, tests: tuple[str, ...], *, select: str = "") -> tuple[
         *(["-k", select] if select else []),
     ]
     argv += [f"tests/unit/{test}" for test in tests]
-    # A changed file may have the old size and mtime (in seconds): stale bytecode must not be used.
-    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
     try:
-        ended = subprocess.run(
-            argv,
-            cwd=copy,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        ended = run_in(copy, argv)
     except subprocess.TimeoutExpired:
         return 2, f"it did not end within {LIMIT_S:g} s"
     return ended.returncode, ended.stdout + ended.stderr
@@ -566,15 +564,7 @@ def try_mutant(mutant: Mutant, copies: queue.SimpleQueue[Path]) -> Result:
 def check_unchanged(copy: Path, mutants: list[Mutant]) -> str:
     """Return why the tests cannot judge mutants: they fail or import another package; else ""."""
     probe = "import hpc_toolkit; print(hpc_toolkit.__file__)"
-    environ = {**os.environ, "PYTHONPATH": str(copy)}
-    seen = subprocess.run(
-        [sys.executable, "-c", probe],
-        cwd=copy,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    seen = run_in(copy, [sys.executable, "-c", probe])
     if not Path(seen.stdout.strip()).is_relative_to(copy):
         return f"the tests would import {seen.stdout.strip()}"
     tests = tuple(sorted({test for mutant in mutants for test in mutant.tests}))

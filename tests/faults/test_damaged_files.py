@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,46 +149,23 @@ def sweep(
 
 
 FILES = [
-    ("open", "run.json"),
-    ("open", "doctor.json"),
-    ("open", "control/*"),
-    ("open", "workers/w.json"),
-    ("open", "stages/items/head"),
-    ("open", SEGMENT),
-    ("published", TABLE),
-    ("retried", RETRY),
+    *(("open", name, None) for name in ("run.json", "doctor.json", "control/*", "workers/w.json")),
+    *(("open", name, None) for name in ("stages/items/head", SEGMENT)),
+    *(("published", TABLE, None), ("retried", RETRY, None)),
+    *(("open", SEGMENT, line) for line in (0, 1, 3)),
+    *(("published", TABLE, line) for line in (0, 2)),
 ]
-LINES = [
-    ("open", SEGMENT, 0),
-    ("open", SEGMENT, 1),
-    ("open", SEGMENT, 3),
-    ("published", TABLE, 0),
-    ("published", TABLE, 2),
-]
+"""A kind of run, its file, and which line of it is damaged; None: the file itself."""
 
 
-@pytest.mark.parametrize(("kind", "pattern"), FILES)
+@pytest.mark.parametrize(("kind", "pattern", "line"), FILES)
 @pytest.mark.parametrize("share", [11, soaking(1)])
 @pytest.mark.timeout(900)
-def test_a_damaged_file_is_no_bug_and_costs_no_result(
-    fast_dir: Path, call: Commands, kind: str, pattern: str, share: int
+def test_a_damaged_file_or_line_is_no_bug_and_costs_no_result(
+    fast_dir: Path, call: Commands, kind: str, pattern: str, line: int | None, share: int
 ) -> None:
-    sweep(call, make_run(fast_dir / "template", kind), pattern, ways_of_file, share=share)
-
-
-@pytest.mark.parametrize(("kind", "pattern", "number"), LINES)
-@pytest.mark.parametrize("share", [11, soaking(1)])
-@pytest.mark.timeout(900)
-def test_a_damaged_line_is_no_bug_and_costs_no_result(
-    fast_dir: Path, call: Commands, kind: str, pattern: str, number: int, share: int
-) -> None:
-    sweep(
-        call,
-        make_run(fast_dir / "template", kind),
-        pattern,
-        lambda data: ways_of_line(data, number),
-        share=share,
-    )
+    ways = ways_of_file if line is None else partial(ways_of_line, number=line)
+    sweep(call, make_run(fast_dir / "template", kind), pattern, ways, share=share)
 
 
 @pytest.mark.parametrize("line", [b"null", b'{"id":3},{"id":4}'])

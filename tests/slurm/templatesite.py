@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,14 @@ class Site:
     lab: LabUnderTest
     cwd: Path
     run: str = ODD
+    environ: dict[str, str] = field(default_factory=dict)
+    """What is added to the environment of hpctk."""
 
     def call(
         self, *words: str | Path, check: bool = True, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run hpctk; ``env`` is added to its environment."""
         argv = [sys.executable, "-m", "hpc_toolkit", *words]
-        return self.lab.run(*argv, cwd=self.cwd, env=env, check=check)
+        return self.lab.run(*argv, cwd=self.cwd, env={**self.environ, **(env or {})}, check=check)
 
     def hpctk(self, *words: str | Path) -> str:
         return self.call(*words).stdout

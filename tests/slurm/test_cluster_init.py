@@ -6,60 +6,34 @@ import os
 import pwd
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.lab import Lab
-from hpc_toolkit.lab.commands import environment
 from hpc_toolkit.lab.settings import LabPaths, LabSettings
 from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.clusters.fitting import kinds_of
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
+from tests.slurm.templatesite import Site
 
 
-class Site:
+def user_of(lab: LabUnderTest, cwd: Path) -> Site:
     """A user without files of their own in front of a Slurm."""
-
-    def __init__(self, lab: Lab, root: Path) -> None:
-        kept = {k: v for k, v in environment(lab.paths).items() if not k.startswith("HPCTK_")}
-        self.environ = {**kept, "XDG_CONFIG_HOME": str(root / "config")}
-        self.root = root
-
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            argv, cwd=self.root, env=self.environ, text=True, capture_output=True, check=False
-        )
-
-    def hpctk(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        done = self.run(sys.executable, "-m", "hpc_toolkit", *argv)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    def init(self, name: str) -> str:
-        """The path of a drafted file."""
-        return self.hpctk("cluster", "init", name, "--from-slurm").stdout.strip()
-
-    def accepted(self, script: str) -> str:
-        """What sbatch says to a script that it does not submit."""
-        done = self.run("sbatch", "--test-only", script)
-        assert done.returncode == 0, done.stderr
-        return done.stderr
+    return Site(lab, cwd, environ={"XDG_CONFIG_HOME": str(cwd / "config")})
 
 
 @pytest.fixture
 def site(lab: LabUnderTest, tmp_path: Path) -> Site:
-    return Site(lab.lab, tmp_path)
+    return user_of(lab, tmp_path)
 
 
 def test_a_drafted_file_says_what_the_builtin_file_of_the_lab_says_and_is_not_overwritten(
     site: Site,
 ) -> None:
-    path = site.init("mine")
+    init = ("cluster", "init", "mine", "--from-slurm")
+    path = site.hpctk(*init).strip()
     drafted, builtin = load_cluster(path), load_cluster("lab")
 
     for fact in (
@@ -73,17 +47,17 @@ def test_a_drafted_file_says_what_the_builtin_file_of_the_lab_says_and_is_not_ov
         assert (mine.name, mine.kinds) == (its.name, ((kind.name, its.nodes),))
     assert not drafted.verified
     assert drafted.source == "hpctk cluster init mine --from-slurm"
-    shown = [site.hpctk("cluster", "show", named).stdout for named in (path, "mine")]
+    shown = [site.hpctk("cluster", "show", named) for named in (path, "mine")]
     assert shown[0] == shown[1]
-    again = site.run(sys.executable, "-m", "hpc_toolkit", "cluster", "init", "mine", "--from-slurm")
+    again = site.call(*init, check=False)
     assert again.returncode == 1
     assert "the file exists" in again.stderr
 
-    done = site.hpctk("render", "--nodes", "8", "--gpus-per-node", "4", "--cluster", "mine")
+    words = ("--nodes", "8", "--gpus-per-node", "4", "--cluster", "mine")
+    script = site.cwd / site.hpctk("render", *words).strip()
 
-    script = Path(site.root, done.stdout.strip())
     assert "#SBATCH --partition=main\n" in script.read_text(encoding="utf-8")
-    assert "n[1-8]" in site.accepted(str(script))
+    assert "n[1-8]" in site.lab.run("sbatch", "--test-only", script, cwd=site.cwd).stderr
 
 
 def several_conf(text: str) -> str:
@@ -141,11 +115,9 @@ def several(
     monkeypatch.setattr("hpc_toolkit.lab.gres_conf", several_gres)
     settings = LabSettings(nodes=4, accounting=True)
     with LabUnderTest(root / "lab", settings, edit=several_conf) as lab:
-        site = Site(lab.lab, root)
         for line in RIGHTS:
-            done = site.run(*line.format(user=pwd.getpwuid(os.getuid()).pw_name).split())
-            assert done.returncode == 0, done.stdout + done.stderr
-        yield site
+            lab.run(*line.format(user=pwd.getpwuid(os.getuid()).pw_name).split())
+        yield user_of(lab, root)
 
 
 RUN: list[tuple[str, str]] = [
@@ -177,8 +149,8 @@ REFUSED = [
 
 
 def test_jobs_run_on_the_kind_of_nodes_that_a_request_means(several: Site) -> None:
-    several.init("several")
-    shown = several.hpctk("cluster", "show", "several").stdout
+    several.hpctk("cluster", "init", "several", "--from-slurm")
+    shown = several.hpctk("cluster", "show", "several")
     assert "restricted AllowGroups=nobody-at-all: you are in none of these groups" in shown
     assert "qos.urgent" in shown
 
@@ -186,20 +158,18 @@ def test_jobs_run_on_the_kind_of_nodes_that_a_request_means(several: Site) -> No
     jobs, scripts = {}, {}
     for words, nodes in RUN:
         given = [*shlex.split(words), *([] if "signal" in words else ["--plain"])]
-        said = several.hpctk(*render, "job.sbatch", "--force", *given, "--", "true")
+        said = several.call(*render, "job.sbatch", "--force", *given, "--", "true")
         assert ("complete nodes are billed" in said.stderr) is ("whole" in words)
-        scripts[words] = (several.root / "job.sbatch").read_text(encoding="utf-8")
-        done = several.run("sbatch", "--parsable", "job.sbatch")
-        assert done.returncode == 0, (words, done.stderr)
-        jobs[done.stdout.strip()] = (words, nodes)
+        scripts[words] = (several.cwd / "job.sbatch").read_text(encoding="utf-8")
+        jobs[several.lab.sbatch("job.sbatch", cwd=several.cwd)] = (words, nodes)
     for words, why in REFUSED:
         argv = (*render, "-", *words.split(), "--plain", "--", "true")
-        refused = several.run(sys.executable, "-m", "hpc_toolkit", *argv)
+        refused = several.call(*argv, check=False)
         assert refused.returncode == 1, words
         assert why in refused.stderr, words
-    wait_until(lambda: not several.run("squeue", "--noheader").stdout, "the jobs end")
+    wait_until(lambda: not several.lab.run("squeue", "--noheader").stdout, "the jobs end")
 
-    listed = several.run("squeue", "--noheader", "--states=all", "--format=%i|%T|%N|%j").stdout
+    listed = several.lab.run("squeue", "--noheader", "--states=all", "--format=%i|%T|%N|%j").stdout
     ended = {row[0]: row[1:] for row in (line.split("|") for line in listed.splitlines())}
     for job, (words, nodes) in jobs.items():
         assert ended[job][:2] == ["COMPLETED", nodes], (words, scripts[words])

@@ -501,14 +501,26 @@ def test_secrets_of_a_lab_are_its_owners_alone(kept: LabUnderTest) -> None:
         assert path.is_socket() or path.is_symlink() or path.lstat().st_mode & 0o022 == 0, path
 
 
-@as_root
-def test_an_ordinary_user_has_labs_as_well(lab: LabUnderTest, tmp_path: Path) -> None:
+@pytest.fixture
+def elsewhere(lab: LabUnderTest) -> Iterator[LabUnderTest]:
+    """A lab beside that of the session, in a directory below which another user may have files."""
     assert lab.env
-    other = pwd.getpwnam("daemon").pw_uid  # nobody cannot be SlurmUser, in 26.05
     home = Path("/tmp") / f"hpctk-user-{os.getpid()}"
-    home.mkdir(mode=0o700)
-    os.chown(home, other, other)
+    home.mkdir(mode=0o755)
     own = LabUnderTest(home / "lab", SMALL)
+    yield own
+    own.down()
+    shutil.rmtree(home)
+
+
+OTHER = pwd.getpwnam("daemon").pw_uid  # nobody cannot be SlurmUser, in 26.05
+
+
+@as_root
+def test_an_ordinary_user_has_labs_as_well(elsewhere: LabUnderTest, tmp_path: Path) -> None:
+    own, home = elsewhere, elsewhere.directory.parent
+    home.chmod(0o700)
+    os.chown(home, OTHER, OTHER)
     job = script(tmp_path, "id -u; hostname; echo $CUDA_VISIBLE_DEVICES; exit 3", "--gpus=1")
     shutil.copy(job, home / "job.sh")
 
@@ -522,24 +534,17 @@ def test_an_ordinary_user_has_labs_as_well(lab: LabUnderTest, tmp_path: Path) ->
         own.down()
         return f"{' '.join(text.split())} mode {mode:o}"
 
-    try:
-        told = in_a_child(as_user, other)
-        assert told == f"FAILED 3 {other} n1 0 mode 700"
-    finally:
-        own.down()
-        shutil.rmtree(home)
+    assert in_a_child(as_user, OTHER) == f"FAILED 3 {OTHER} n1 0 mode 700"
 
 
 @as_root
-def test_roots_lab_runs_others_jobs_as_themselves_and_obeys_root_alone(lab: LabUnderTest) -> None:
-    assert lab.env
-    other = pwd.getpwnam("daemon").pw_uid
-    home = Path("/tmp") / f"hpctk-user-{os.getpid()}"
-    home.mkdir(mode=0o755)
-    own = LabUnderTest(home / "lab", SMALL)
+def test_roots_lab_runs_others_jobs_as_themselves_and_obeys_root_alone(
+    elsewhere: LabUnderTest,
+) -> None:
+    own, home = elsewhere, elsewhere.directory.parent
     (home / "job.sh").write_text("#!/bin/bash\nid -u; hostname\n")
     (home / "log").touch()
-    os.chown(home / "log", other, other)
+    os.chown(home / "log", OTHER, OTHER)
 
     def as_user() -> str:
         os.chdir(home)
@@ -553,15 +558,11 @@ def test_roots_lab_runs_others_jobs_as_themselves_and_obeys_root_alone(lab: LabU
         key = os.access(own.lab.paths.munge_private / "key", os.R_OK)
         return f"{' '.join(told.split())} key {key}"
 
-    try:
-        own.up()
-        told = in_a_child(as_user, other)
-        refusal = "belongs to user 0, not to you"
-        assert told == f"COMPLETED {other} n1 {refusal} {refusal} {refusal} key False"
-        assert own.run("sinfo", "-h", "-p", "main", "-o", "%D %T").stdout.strip() == "2 idle"
-    finally:
-        own.down()
-        shutil.rmtree(home)
+    own.up()
+    told = in_a_child(as_user, OTHER)
+    refusal = "belongs to user 0, not to you"
+    assert told == f"COMPLETED {OTHER} n1 {refusal} {refusal} {refusal} key False"
+    assert own.run("sinfo", "-h", "-p", "main", "-o", "%D %T").stdout.strip() == "2 idle"
 
 
 def in_a_child(work: Callable[[], str], uid: int) -> str:

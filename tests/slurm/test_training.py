@@ -198,17 +198,24 @@ def test_what_is_staged_is_there_for_every_rank_and_removed_at_the_end(trained: 
     assert list((trained.site.cwd / "local").iterdir()) == []
 
 
-def test_what_is_staged_is_removed_when_the_job_is_cancelled(
-    lab: LabUnderTest, tmp_path: Path
-) -> None:
-    """Slurm lets a script that is cancelled start no step any more."""
-    site, local = Site(lab, tmp_path), tmp_path / "local"
-    (tmp_path / "data").mkdir()
-    (tmp_path / "script.py").write_text("import time; print('up'); time.sleep(3600)")
+def submit_staging(site: Site, program: str) -> tuple[str, Path]:
+    """A job with copies of "data"; its number, and the node's directory for them."""
+    (site.cwd / "script.py").write_text(program)
+    local = site.cwd / "local"
     job = site.submit(
         "train-cpu", nodes=1, ntasks_per_node=None, cpus_per_task=1, command=("script.py",),
         stage=("data",), stage_dir=str(local),
     )  # fmt: skip
+    return job, local
+
+
+def test_what_is_staged_is_removed_when_the_job_is_cancelled(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    """Slurm lets a script that is cancelled start no step any more."""
+    site = Site(lab, tmp_path)
+    (tmp_path / "data").mkdir()
+    job, local = submit_staging(site, "import time; print('up'); time.sleep(3600)")
     wait_until(lambda: "0: up" in site.said(job), lambda: site.said(job))
     copies = list(local.glob("*/*/data"))
 
@@ -223,11 +230,7 @@ def test_a_node_that_cannot_stage_ends_the_job_before_a_rank_starts(
     lab: LabUnderTest, tmp_path: Path
 ) -> None:
     site = Site(lab, tmp_path)
-    (tmp_path / "script.py").write_text("print('up')")
-    job = site.submit(
-        "train-cpu", nodes=1, ntasks_per_node=None, cpus_per_task=1, command=("script.py",),
-        stage=("data",), stage_dir=str(tmp_path / "local"),
-    )  # fmt: skip
+    job, _ = submit_staging(site, "print('up')")
 
     assert site.end_of(job) == ("FAILED", 1, 0)
     assert "error: cannot stage data: No such file or directory" in site.said(job)

@@ -7,7 +7,6 @@ attempt may be charged for what the site does.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -199,11 +198,7 @@ def site(variant: Variant, lab_directory: Path, tmp_path: Path) -> Iterator[Site
     settings = LabSettings(nodes=2, gpus_per_node=0)
     lab = LabUnderTest(lab_directory / "variant", settings, edit=edit)
     with lab:
-        yield Site(lab, tmp_path)
-
-
-def call(site: Site, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return site.call(*words, check=check, env={"XDG_CONFIG_HOME": str(site.cwd / "config")})
+        yield Site(lab, tmp_path, environ={"XDG_CONFIG_HOME": str(tmp_path / "config")})
 
 
 def urgent(site: Site, seconds: int) -> None:
@@ -230,7 +225,7 @@ def submitted(site: Site, variant: Variant) -> tuple[list[str], str]:
     """The jobs that Slurm took, and what hpctk printed for people."""
     own = variant.request[0] == "command"
     work = ("--", sys.executable, "-m", "hpc_toolkit", "work", ODD) if own else ("--run", ODD)
-    done = call(site, "submit", *variant.request, *work, check=False)
+    done = site.call("submit", *variant.request, *work, check=False)
     refused = variant.end is None and "submit" in variant.says
     assert (done.returncode != 0) is refused, done.stderr
     return done.stdout.split(), done.stderr
@@ -254,8 +249,8 @@ CASES = [
 
 @pytest.mark.parametrize("variant", CASES, indirect=True)
 def test_a_site_may_set(site: Site, variant: Variant) -> None:
-    said = {"draft": call(site, "cluster", "init", "mine", "--from-slurm", "-o", "-").stdout}
-    call(site, "cluster", "init", "mine", "--from-slurm")
+    said = {"draft": site.call("cluster", "init", "mine", "--from-slurm", "-o", "-").stdout}
+    site.call("cluster", "init", "mine", "--from-slurm")
     site.init_held(ITEMS, "--items-per-claim", "1", "--timeout", "10s")
     if not variant.event:
         site.release()
@@ -265,8 +260,8 @@ def test_a_site_may_set(site: Site, variant: Variant) -> None:
         happen(site, variant.event, jobs[0])
     ends = [site.end_of(job) for job in jobs] if variant.end else []
     if "status" in variant.says:
-        wait_until(lambda: variant.says["status"] in flat(call(site, "status", ODD).stdout), "why")
-    said["status"] = flat(call(site, "status", ODD).stdout)
+        wait_until(lambda: variant.says["status"] in flat(site.call("status", ODD).stdout), "why")
+    said["status"] = flat(site.call("status", ODD).stdout)
 
     assert set(ends) == ({variant.end} if variant.end else set()), [*map(site.said, jobs)]
     for command, words_said in variant.says.items():
@@ -274,6 +269,6 @@ def test_a_site_may_set(site: Site, variant: Variant) -> None:
     if variant.rest:
         assert left(site) >= variant.rest
         # Another job finishes what this one left.
-        assert site.end_of(call(site, "submit", *SMALL, "--run", ODD).stdout.strip()) == DONE
+        assert site.end_of(site.call("submit", *SMALL, "--run", ODD).stdout.strip()) == DONE
     if variant.end:
         assert site.finished()["done"] == ITEMS

@@ -18,7 +18,7 @@ from tests.faults.cut import Cut
 from tests.toyrun import ToyWorker
 
 NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
-CAMPAIGN = {
+CAMPAIGN: dict[str, Any] = {
     "name": "toy",
     "seed": 3,
     "models": [{"name": "s", "layers": 1, "size": 1000, "steps": [0, 1, 4]}],
@@ -28,8 +28,8 @@ CAMPAIGN = {
 }
 
 
-def make_campaign(root: Path) -> None:
-    make_campaign_run(root, parse_campaign(CAMPAIGN, "toy.toml"), ())
+def make_campaign(root: Path, campaign: dict[str, Any] = CAMPAIGN) -> None:
+    make_campaign_run(root, parse_campaign(campaign, "toy.toml"), ())
 
 
 def asked(root: Path) -> list[str]:

@@ -221,4 +221,4 @@ def test_settings_of_a_campaign_of_a_wrong_type_name_their_key(
 
     assert ended.code == 1, ended
     assert "search: budget: '5' is not " in ended.err
-    assert CAMPAIGN["search"]["budget"] == 5  # type: ignore[index]
+    assert CAMPAIGN["search"]["budget"] == 5

@@ -61,6 +61,12 @@ class Place:
         copy_of(self.template, self.run)
         return self.call(*self.words, root=self.run)
 
+    def again(self, where: str, *words: object, code: int = 0) -> Struck:
+        """These words or the command once more, without a cut."""
+        ended = self.call(*(words or self.words), root=self.run)
+        assert ended.code == code, f"{where}\nthen: {ended}"
+        return ended
+
     def sweep(self, every: int) -> Iterator[tuple[Struck, str, str]]:
         """The command, cut at one point after the other: how it ended, the way, and where."""
         for struck, way, where in self.points(every):
@@ -170,9 +176,9 @@ def check_work(place: Place, every: int) -> None:
             assert len(before) == ITEMS, where
 
         # Who died within the write of its heartbeat cannot be read, and is timed by the lease.
-        again = place.call("work", "run", "--lease", "1s", root=place.run)
+        again = place.again(where, "work", "run", "--lease", "1s")
 
-        assert (again.code, again.err) == (0, ""), f"{where}\nthen: {again}"
+        assert again.err == "", where
         rows = check_rows(Run.open(place.run).table().rows, ITEMS, where)
         check_parts(place.run, rows, where)
         for path, data in journals.items():
@@ -190,9 +196,8 @@ def check_gather(place: Place, every: int) -> None:
         if file.exists():
             assert len(file.read_text().splitlines()) == ITEMS, where
 
-        again = place.call(*place.words, root=place.run)
+        place.again(where)
 
-        assert again.code == 0, f"{where}\nthen: {again}"
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         assert rows == wanted, where
         table = Run.open(place.run).table()
@@ -204,13 +209,12 @@ def check_add(place: Place, every: int) -> None:
         total = Run.open(place.run).status().stages["items"].total
         assert total in ((4,) if struck.code == 0 else (2, 4)), where
 
-        again = place.call(*place.words, root=place.run)
+        place.again(where, code=0 if total == 2 else 1)
 
-        assert again.code == (0 if total == 2 else 1), f"{where}\nthen: {again}"
         run = Run.open(place.run)
         assert run.status().stages["items"].total == 4, where
         run.seal()
-        assert place.call("work", "run", root=place.run).code == 0
+        place.again(where, "work", "run")
         assert [row["item"]["id"] for row in Run.open(place.run).results()] == [0, 1, 10, 11]
 
 
@@ -219,9 +223,8 @@ def check_seal(place: Place, every: int) -> None:
         sealed = Run.open(place.run).status().stages["items"].sealed
         assert sealed or struck.code != 0, where
 
-        again = place.call("seal", "run", root=place.run)
+        place.again(where)
 
-        assert again.code == 0, f"{where}\nthen: {again}"
         assert Run.open(place.run).status().complete, where
 
 
@@ -230,9 +233,8 @@ def check_retry(place: Place, every: int) -> None:
         failed = Run.open(place.run).status().stages["items"].failed
         assert failed in ((0,) if struck.code == 0 else (0, 2)), where
 
-        again = place.call("retry", "run", root=place.run)
+        place.again(where)
 
-        assert again.code == 0, f"{where}\nthen: {again}"
         counts = Run.open(place.run).status().stages["items"]
         assert (counts.done, counts.failed, counts.pending) == (2, 0, 2), where
 
@@ -253,10 +255,9 @@ def check_init(place: Place, every: int) -> None:
             counts = Run.open(made).status().stages["items"]
             assert (counts.pending, counts.sealed) == (ITEMS, True), where
 
-        again = place.call(*place.words, root=place.run)
+        place.again(where, code=1 if exists else 0)
 
-        assert again.code == (1 if exists else 0), f"{where}\nthen: {again}"
-        assert place.call("work", "run/new", root=place.run).code == 0, where
+        place.again(where, "work", "run/new")
         rows = Run.open(made).results()
         assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), where
 
@@ -273,9 +274,8 @@ def check_drain(place: Place, every: int) -> None:
         assert {tuple(one.workers) for one in asked} <= {("w",)}, where
         assert not notices, where
 
-        again = place.call("drain", "run", root=place.run)
+        place.again(where)
 
-        assert again.code == 0, f"{where}\nthen: {again}"
         asked, _ = ControlReader(RunPaths(place.run)).poll()
         assert {tuple(one.workers) for one in asked} == {("w",)}, where
 
@@ -337,9 +337,9 @@ def test_r14_a_coordinator_that_is_cut_goes_on_with_the_same_sequence(
         assert so_far == sequence[: len(so_far)], where
         assert struck.code != 0 or so_far == sequence, where
 
-        again = place.call(*place.words, root=place.run)
+        again = place.again(where)
 
-        assert (again.code, again.err) == (0, ""), f"{where}\nthen: {again}"
+        assert again.err == "", where
         assert (asked(place.run), table_of(place.run)) == (sequence, rows), where
         assert Run.open(place.run).status().complete, where
 

@@ -64,9 +64,6 @@ class Place:
         warnings = Run.open(self.run).status().warnings
         return any("waits for the filesystem, with the model loaded: " in one for one in warnings)
 
-    def load_count(self) -> int:
-        return len(self.loads.read_text().split())
-
     def check(self, *, loads: int) -> None:
         """Each item counts once, and no item is suspected to have killed its worker."""
         rows = check_rows(Run.open(self.run).table().rows, self.items, "")
@@ -76,7 +73,7 @@ class Place:
             json.loads(line) for text in journals for line in text.split("\n") if "death" in line
         ]
         assert {line["explained"] for line in lines} <= {"drain"}
-        assert self.load_count() == loads
+        assert len(self.loads.read_text().split()) == loads
 
 
 @pytest.fixture

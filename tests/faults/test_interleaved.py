@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.campaign.settings import parse_campaign
-from hpc_toolkit.cli.campaigns import make_campaign_run
 from tests.faults import tally
-from tests.faults.campaignrun import CAMPAIGN, asked, play, table_of
+from tests.faults.campaignrun import CAMPAIGN, asked, make_campaign, play, table_of
 from tests.faults.cut import ENTRIES, Commands, Going, copy_of
 from tests.model.choices import Choices, every
 
@@ -76,7 +74,7 @@ def test_r14_in_any_order_of_entries_each_ask_is_made_once(
 ) -> None:
     """Whoever is killed on the way; from the first ask on, every order is tried."""
     home = fast_dir
-    make_campaign_run(home / "template", parse_campaign(SMALL, "toy.toml"), ())
+    make_campaign(home / "template", SMALL)
     call = Commands(home, partial(play, root=home / "run"))
     copy_of(home / "template", home / "run")
     assert call("campaign", "coordinate", "run", root=home / "run").code == 0

@@ -27,17 +27,24 @@ HANG_S = 400.0
 
 
 def wait_until(
-    condition: Callable[[], T], what: str, *, limit_s: float = HANG_S, of: Started | None = None
+    condition: Callable[[], T],
+    what: str | Callable[[], str],
+    *,
+    limit_s: float = HANG_S,
+    every_s: float = 0.02,
+    of: Started | None = None,
 ) -> T:
     """Wait until a condition is true and give what it gave; the limit guards against hanging.
 
-    Fails at once, with what it printed, if the command that is to bring it about has ended.
+    Fails at once, with what it printed, if the command that is to bring it about has ended. A
+    function ``what`` is called only at the end, whose log says more than that of the beginning.
     """
     end = time.monotonic() + limit_s
     while not (found := condition()):
         assert of is None or of.process.poll() is None, f"no {what}: {of.ended()}"
-        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
-        time.sleep(0.02)
+        over = time.monotonic() > end
+        assert not over, f"waited {limit_s:g} s for {what if isinstance(what, str) else what()}"
+        time.sleep(every_s)
     return found
 
 

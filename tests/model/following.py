@@ -342,7 +342,8 @@ class FollowingModel:
             except HpcToolkitError as error:
                 raise AssertionError(f"R17: {error.message}") from error
         seen, _ = self._written(disk.image)
-        facts = self.facts({**disk.image, **self._payloads(disk)})
+        # The entries that it sees name payloads of the server.
+        facts = self.facts({**disk.image, **dict(self._written(disk.world)[1])})
         if over:
             assert self.is_over(facts), "R9: a worker leaves, and more is to come"
         logs, payloads = self._written(disk.world)
@@ -356,10 +357,6 @@ class FollowingModel:
         """Whether no item that a stage follows is pending."""
         before = facts.items[: at + bool(self.world.edges)]
         return "pending" not in [one.state for items in before for one in items.values()]
-
-    def _payloads(self, disk: Disk) -> dict[str, Content]:
-        """What the entries name that the process sees."""
-        return dict(self._written(disk.world)[1])
 
     def _retry(self, state: State) -> State:
         files = self.files(state)

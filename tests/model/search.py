@@ -66,11 +66,7 @@ class Checks(Protocol[T_contra]):
 
 
 def search(config: Config, *, limit: int = 10_000_000) -> Found:
-    """Visit every state of workers and people.
-
-    Raises:
-        ViolationError: with the shortest way to the state that violates something.
-    """
+    """Visit every state of workers and people, as :func:`explore` does."""
     with memory_instead_of_files():
         model = Model(config)
         return explore(model, Checker(model), limit=limit)
@@ -79,8 +75,7 @@ def search(config: Config, *, limit: int = 10_000_000) -> Found:
 def explore(model: Steps[S], checker: Checks[S], *, limit: int = 10_000_000) -> Found:
     """Visit every state of a model.
 
-    Raises:
-        ViolationError: with the shortest way to the state that violates something.
+    Raises ViolationError: with the shortest way to the state that violates something.
     """
     began = time.monotonic()
     start = model.initial()

@@ -35,8 +35,7 @@ _LOST = 255
 def contents(root: Path, pattern: str) -> dict[str, bytes]:
     """The files below a directory that match; of a symlink its target, of a directory nothing.
 
-    Raises:
-        OSError: the filesystem does not answer.
+    Raises OSError: the filesystem does not answer.
     """
     found = {}
     for path in sorted(root.glob(pattern)):

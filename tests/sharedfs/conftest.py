@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,24 +90,23 @@ def nfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Filesyst
 def fuse_plays(
     filesystems: dict[str, Filesystem], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Plays]:
-    found = Plays(filesystems, tmp_path_factory.mktemp)
-    yield found
-    found.close()
+    with closing(Plays(filesystems, tmp_path_factory.mktemp)) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
 def nfs_plays(
     nfs: dict[str, Filesystem], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Plays]:
-    found = Plays(nfs, tmp_path_factory.mktemp)
-    yield found
-    found.close()
+    with closing(Plays(nfs, tmp_path_factory.mktemp)) as found:
+        yield found
 
 
 @pytest.fixture
 def filesystem(request: pytest.FixtureRequest, name: str) -> Filesystem:
     """The one of this name, mounted; skips the test where its programs are missing."""
-    found: Filesystem | None = request.getfixturevalue(_group(name, "nfs", "filesystems")).get(name)
+    group = request.getfixturevalue("nfs" if name in NFS_NAMES else "filesystems")
+    found: Filesystem | None = group.get(name)
     if found is None:
         pytest.skip(f"programs of {name} are missing: add them to .ci/system and run it")
     return found
@@ -114,12 +114,8 @@ def filesystem(request: pytest.FixtureRequest, name: str) -> Filesystem:
 
 @pytest.fixture
 def plays(request: pytest.FixtureRequest, filesystem: Filesystem, name: str) -> Plays:
-    found: Plays = request.getfixturevalue(_group(name, "nfs_plays", "fuse_plays"))
+    found: Plays = request.getfixturevalue("nfs_plays" if name in NFS_NAMES else "fuse_plays")
     return found
-
-
-def _group(name: str, nfs: str, others: str) -> str:
-    return nfs if name in NFS_NAMES else others
 
 
 @pytest.fixture

@@ -102,11 +102,7 @@ class Filesystem:
         self.hosts.signal(SERVER, pids, signal.SIGKILL)
 
     def _until(self, condition: str, *, host: str = SERVER) -> None:
-        """Wait until a shell's condition holds on a host.
-
-        Raises:
-            HostsError: it does not come.
-        """
+        """Wait until a shell's condition holds on a host. Raises HostsError: it never does."""
         deadline = time.monotonic() + _READY_S
         while True:
             try:

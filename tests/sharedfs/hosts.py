@@ -115,11 +115,7 @@ class Hosts:
         return self.directory / "shared"
 
     def open(self) -> None:
-        """Make the hosts.
-
-        Raises:
-            NoHostsError: this machine does not let us.
-        """
+        """Make the hosts. Raises NoHostsError: this machine does not let us."""
         command = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--mount"]
         self._process = subprocess.Popen(
             [*command, "sh", "-c", _COVER + self.script, "hosts", str(self.directory)],
@@ -147,11 +143,7 @@ class Hosts:
         raise NotImplementedError
 
     def call(self, host: str, *words: object, limit_s: float = _START_S) -> str:
-        """Run a program on a host to its end; what it printed.
-
-        Raises:
-            HostsError: it failed, or did not end.
-        """
+        """What a program printed on a host. Raises HostsError: it failed, or did not end."""
         argv = [str(word) for word in words]
         shown = shlex.join(argv)
         try:
@@ -177,10 +169,8 @@ class Hosts:
     def read(self, host: str, root: Path, pattern: str) -> dict[str, bytes]:
         """The files below a directory that match, as a host sees them, by their relative paths.
 
-        Symlinks give their target, directories nothing.
-
-        Raises:
-            OSError: the filesystem does not answer. It may also hang, where the host's would.
+        Symlinks give their target, directories nothing. Raises OSError: the filesystem does not
+        answer. It may also hang, where the host's would.
         """
         raise NotImplementedError
 
@@ -220,11 +210,7 @@ class Hosts:
         return [one for one in processes_in(self.namespace) if name in ("", one.name)]
 
     def close(self) -> None:
-        """End everything.
-
-        Raises:
-            HostsError: something is left.
-        """
+        """End everything. Raises HostsError: something is left."""
         if not self.namespace:
             return
         self._process.communicate(timeout=LEAVING_S)

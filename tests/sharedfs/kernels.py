@@ -68,11 +68,7 @@ exec cat >/dev/null
         self._mounts_of: dict[Path, tuple[str, str]] = {}
 
     def open(self) -> None:
-        """Make the hosts.
-
-        Raises:
-            HostsError: a kernel does not start.
-        """
+        """Make the hosts. Raises HostsError: a kernel does not start."""
         super().open()
         for name in ("agent.py", "guest.sh", "nfsd.sh"):
             shutil.copy(Path(__file__).with_name(name), self.seen_inside(_HERE))
@@ -150,11 +146,7 @@ exec cat >/dev/null
         )
 
     def await_boot(self, host: str) -> None:
-        """Wait until a host answers.
-
-        Raises:
-            HostsError: it does not; its last words.
-        """
+        """Wait until a host answers. Raises HostsError with its last words: it does not."""
         deadline = time.monotonic() + _BOOT_S
         while True:
             try:
@@ -222,11 +214,7 @@ exec cat >/dev/null
             subprocess.run([*self._enter(self._init, "net"), *rule], check=True)
 
     def _ask(self, host: str, what: str, **asked: Any) -> Any:
-        """What a host's agent answers.
-
-        Raises:
-            OSError: it does not, or what it was asked for failed.
-        """
+        """What a host's agent answers. Raises OSError: nothing, or what it was asked for failed."""
         with self._socket() as connection:
             connection.settimeout(_ANSWER_S)
             connection.connect((_ADDRESSES[host], agent.PORT))

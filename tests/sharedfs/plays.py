@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +22,8 @@ if TYPE_CHECKING:
     from tests.sharedfs.scenarios import Scenario
 
 
-@dataclass(frozen=True)
-class Examined:
-    """A run that doctor examined, and what it said."""
-
-    rehearsal: Rehearsal
-    report: dict[str, Any]
-
-
+Examined = tuple[Rehearsal, dict[str, Any]]
+"""A run that doctor examined, and what it said."""
 FUSE_KINDS: tuple[type[Filesystem], ...] = (GlusterFS, MooseFS, CephFS, Bindfs)
 """Hosts are namespaces."""
 NFS_KINDS: tuple[type[Filesystem], ...] = (NFS3, NFS42, NFS3Cached)
@@ -126,7 +119,7 @@ class Plays:
     def report(self, size: Size, name: str) -> dict[str, Any]:
         """What doctor says of a filesystem."""
         self._examine_all(size)
-        return self._examined[size, name].result().report
+        return self._examined[size, name].result()[1]
 
     def examines(self, name: str) -> bool:
         """Whether there is a report about a filesystem."""
@@ -156,16 +149,16 @@ class Plays:
 
     def _examine(self, size: Size, name: str) -> Examined:
         rehearsal = self._rehearsal(scenarios.proven_locks, size, name)
-        examined = Examined(rehearsal, scenarios.examination(rehearsal))
-        SAID[name] = said_by(examined.report)
-        return examined
+        report = scenarios.examination(rehearsal)
+        SAID[name] = said_by(report)
+        return rehearsal, report
 
     def _play(self, scenario: Scenario, size: Size, name: str) -> Outcome:
         if scenario not in _GENTLE:
             self._examined[size, name].result()
         with self._turns[scenario, name]:
             if scenario is scenarios.proven_locks:
-                rehearsal = self._examined[size, name].result().rehearsal
+                rehearsal, _ = self._examined[size, name].result()
             else:
                 rehearsal = self._rehearsal(scenario, size, name)
             try:

@@ -308,10 +308,6 @@ class Rehearsal:
             found.add((f"{path.parts[-3]}/{unit}", generation))
         return found
 
-    def _followed(self) -> set[tuple[str, int]]:
-        """The claims after which another worker claimed the unit."""
-        return {(unit, generation - 1) for unit, generation in self._claims() if generation > 1}
-
     def living(self, host: str) -> list[int]:
         """Workers of a host that live, by their id there."""
         own = [one.pid for one in self.presences().values() if one.host == host]
@@ -382,6 +378,7 @@ class Rehearsal:
         hosts = {name: one.host for name, one in self.presences().items()}
         deaths = {(one["unit"], one["generation"]): {**one, "by": hosts[one["by"]]}
                   for one in records if one["type"] == "death"}  # fmt: skip
+        followed = {(unit, generation - 1) for unit, generation in self._claims() if generation > 1}
         return Outcome(
             items=self._ids,
             rows=rows,
@@ -392,7 +389,7 @@ class Rehearsal:
             ),
             executions=self.begun(),
             deaths=list(deaths.values()),
-            untold=sorted(self._followed() - deaths.keys() - released(records)),
+            untold=sorted(followed - deaths.keys() - released(records)),
             ended=ended,
             status=json.loads(self.hpctk(SPARED, "status", self.run, "--json").out),
             seconds=seconds,

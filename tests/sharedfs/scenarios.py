@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.sharedfs.hosts import HOSTS
@@ -105,10 +106,11 @@ def additions(run: Rehearsal) -> Outcome:
     ranks = [run.work(host) for host in HOSTS]
     began = time.monotonic()
     waits, said = [], ""
+    status = partial(run.hpctk, SPARED, "status", run.run, "--json")
     for number in range(_ROUNDS):
         run.until(lambda: run.begun() and run.idle(), "workers that wait")
         # The other host may see the last lines of a journal later than the counts beside them.
-        said = run.until(lambda: _reason(run), "a status that says why nothing moves")
+        said = run.until(lambda: json.loads(status().out)["reason"], "why nothing moves")
         before = len(run.begun())
         run.hpctk(HOSTS[number % 2], "add", run.run, "--items", run.items(each))
         added = time.monotonic()
@@ -168,11 +170,6 @@ def proven_locks(run: Rehearsal) -> Outcome:
         ranks.kill()
     run.hpctk(SPARED, "seal", run.run)
     return run.outcome(_all_end(run, [spared]), time.monotonic() - began)
-
-
-def _reason(run: Rehearsal) -> str:
-    """Why nothing moves, as the host says that is spared."""
-    return str(json.loads(run.hpctk(SPARED, "status", run.run, "--json").out)["reason"])
 
 
 def partition(run: Rehearsal) -> Outcome:

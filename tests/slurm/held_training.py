@@ -37,7 +37,8 @@ class HeldTraining(train_ddp.Training):
     def _wait(self) -> None:
         handler = signal.getsignal(signal.SIGUSR1)
         stop = getattr(handler, "__self__", None)
-        places = [Path(os.environ[f"HPCTK_STAGED_{at}"]) for at in (1, 2) if _staged(at)]
+        names = [name for name in ("HPCTK_STAGED_1", "HPCTK_STAGED_2") if name in os.environ]
+        places = [Path(os.environ[name]) for name in names]
         told = [str(os.getpid()), *(path.read_text() for path in places)]
         # Renamed, so that a test that sees it can read all of it.
         path = self.args.output / f"held-{self.info.rank}"
@@ -47,10 +48,6 @@ class HeldTraining(train_ddp.Training):
         let_go = os.environ.get("HPCTK_HELD_UNTIL")
         while not (getattr(stop, "received", None) or (let_go and Path(let_go).exists())):
             time.sleep(0.05)
-
-
-def _staged(number: int) -> bool:
-    return f"HPCTK_STAGED_{number}" in os.environ
 
 
 if __name__ == "__main__":

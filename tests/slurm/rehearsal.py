@@ -6,7 +6,6 @@ import json
 import math
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.slurm.records import JobRecord
+from tests.integration import realrun
 from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LOOK_S, LabUnderTest
 
@@ -60,17 +60,8 @@ FULL = Size(groups=432, seconds=0.25, gpus_per_node=4)
 def wait_until(
     condition: Callable[[], T], what: str | Callable[[], str], *, limit_s: float = HANG_S
 ) -> T:
-    """Wait until a condition is true and give what it gave; the limit guards against hanging.
-
-    ``what`` may be asked for only then: a log of the end says more than one of the beginning.
-    """
-    end = time.monotonic() + limit_s
-    while not (found := condition()):
-        if time.monotonic() >= end:
-            message = f"waited {limit_s:g} s for {what if isinstance(what, str) else what()}"
-            raise AssertionError(message)
-        time.sleep(LOOK_S)
-    return found
+    """As tests of other commands do, but with fewer looks: each starts a program of Slurm."""
+    return realrun.wait_until(condition, what, limit_s=limit_s, every_s=LOOK_S)
 
 
 class CpuClock:

@@ -46,10 +46,8 @@ class Ended:
 Call = Any
 
 
-@cache
-def _command_line(word: str) -> Any:
-    # Each call adds its commands to the others once more.
-    return load_commands(word)
+_command_line: Callable[[str], Any] = cache(load_commands)
+"""Each call without the cache would add its commands to the others once more."""
 
 
 @pytest.fixture

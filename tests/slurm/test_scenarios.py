@@ -66,11 +66,6 @@ def report(name: str, size: Size, found: Measured, **facts: object) -> None:
     )
 
 
-def first_of(found: Measured, workers: set[str]) -> float:
-    """When the first of these workers had its first result."""
-    return min(at for at, worker in found.ended if worker in workers)
-
-
 @pytest.mark.alone
 @pytest.mark.parametrize("size", [pytest.param(replace(FULL, groups=96), id="small"), SIZES[1]])
 def test_32_ranks_on_8_nodes_are_kept_busy_each_with_its_gpu(
@@ -116,7 +111,7 @@ def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size)
 
     found = check_whole(rehearsal, size)
     later = [
-        first_of(found, {n for n in found.workers if n not in before}) - at for at, before in gaps
+        min(end for end, worker in found.ended if worker not in before) - at for at, before in gaps
     ]
     report("preempted twice", size, found, back_after_s=[round(gap, 1) for gap in later])
     assert rehearsal.log().count("DUE TO PREEMPTION") >= 2

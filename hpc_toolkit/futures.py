@@ -19,7 +19,7 @@ from hpc_toolkit.worker.calls import Calls
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
-    from hpc_toolkit.submit.jobs import RunJob
+    from hpc_toolkit.submit import RunJob
     from hpc_toolkit.workerjobs import Resources
 
 P = ParamSpec("P")

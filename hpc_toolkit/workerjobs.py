@@ -25,7 +25,7 @@ from hpc_toolkit.slurm.render.directives import complete
 from hpc_toolkit.slurm.render.file import read_sbatch
 from hpc_toolkit.slurm.render.spec import DEFAULTS, ScriptSpec, read_spec
 from hpc_toolkit.slurm.render.values import PASSED
-from hpc_toolkit.submit.jobs import JobStates, RunJob, read_jobs
+from hpc_toolkit.submit import JobStates, RunJob, read_jobs
 from hpc_toolkit.submit.send import (
     cancel_jobs,
     check_directory,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS
-from hpc_toolkit.submit.jobs import own_login
+from hpc_toolkit.submit import own_login
 
 
 def squeue_line(**cells: str) -> str:

@@ -130,7 +130,7 @@ def work(
 
 
 def _send_others(directory: Path, job: str, name: str, **how: bool) -> float:
-    from hpc_toolkit.submit.jobs import kept_jobs
+    from hpc_toolkit.submit import kept_jobs
 
     if not any(record.get("by_jobs") for _, record in kept_jobs(RunPaths(directory))):
         return _LOOK_S

@@ -72,7 +72,7 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
     from hpc_toolkit.planning.forecast import Guess
     from hpc_toolkit.planning.nodes import node_of, site_for, unmet_by
     from hpc_toolkit.planning.plan import make_plan
-    from hpc_toolkit.submit.jobs import used_by
+    from hpc_toolkit.submit import used_by
 
     counts = sorted(parse_counts(given["nodes"], "--nodes", most=100_000))
     guess = None

@@ -249,7 +249,7 @@ def read_facts(run: Run) -> RunFacts:
     from hpc_toolkit.results.activity import Activity, read_activity
     from hpc_toolkit.results.explain import group_failures
     from hpc_toolkit.results.history import History
-    from hpc_toolkit.submit.jobs import used_by
+    from hpc_toolkit.submit import used_by
     from hpc_toolkit.system.clock import SystemClock
 
     problems: list[str] = []

@@ -200,7 +200,7 @@ def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogP
 
 
 def _job_logs(run: RunPaths, job: str) -> Iterator[_LogPart]:
-    from hpc_toolkit.submit.jobs import known_jobs, log_files
+    from hpc_toolkit.submit import known_jobs, log_files
 
     known = [one.job for one in known_jobs(run)]
     if job not in known and job.partition("_")[0] not in known:

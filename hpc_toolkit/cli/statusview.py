@@ -103,7 +103,7 @@ def _may_be_measured(paths: RunPaths) -> bool:
 
 def _of_run(run: Run, given: dict[str, Any], *, watch: bool, screen: bool) -> bool:
     """Show a run, with ``watch`` until it is complete; whether it has failed items."""
-    from hpc_toolkit.submit.jobs import kept_jobs
+    from hpc_toolkit.submit import kept_jobs
 
     verbose, slurm = bool(given["verbose"]), given["slurm"]
 
@@ -111,7 +111,7 @@ def _of_run(run: Run, given: dict[str, Any], *, watch: bool, screen: bool) -> bo
         used = None
         if now.complete and (records or _may_be_measured(run.paths)):
             # Asked once, when nothing changes any more.
-            from hpc_toolkit.submit.jobs import used_by
+            from hpc_toolkit.submit import used_by
 
             used = used_by(run.paths, ask=slurm)
         if given["json"]:
@@ -222,7 +222,7 @@ def _follow(
 
     ``wait`` waits for a number of seconds. Returns the last status and the run's jobs.
     """
-    from hpc_toolkit.submit.jobs import JobStates
+    from hpc_toolkit.submit import JobStates
     from hpc_toolkit.submit.standstill import beside_of
 
     jobs = JobStates(run.paths)

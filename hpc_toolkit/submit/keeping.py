@@ -25,7 +25,7 @@ from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.render.file import read_header, read_script
 from hpc_toolkit.slurm.render.spec import read_spec
 from hpc_toolkit.slurm.render.values import file_name
-from hpc_toolkit.submit.jobs import (
+from hpc_toolkit.submit import (
     JobStates,
     Kept,
     RunJob,

@@ -31,7 +31,7 @@ from hpc_toolkit.slurm.controller import sbatch
 from hpc_toolkit.slurm.records import NODE_FAILURES, JobRecord, script_options
 from hpc_toolkit.slurm.render.directives import forbidden
 from hpc_toolkit.slurm.render.file import log_directory, write_script
-from hpc_toolkit.submit.jobs import (
+from hpc_toolkit.submit import (
     JobStates,
     RunJob,
     keep_script,

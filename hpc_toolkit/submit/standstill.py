@@ -14,7 +14,7 @@ from hpc_toolkit.rundir.files import last_lines
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import believed
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit.jobs import log_files, read_jobs
+from hpc_toolkit.submit import log_files, read_jobs
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run

@@ -16,7 +16,7 @@ from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import check_number, log_pattern
 from hpc_toolkit.slurm.render.spec import TRAININGS, ScriptSpec
 from hpc_toolkit.slurm.render.values import file_name, parse_array
-from hpc_toolkit.submit.jobs import script_copy
+from hpc_toolkit.submit import script_copy
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.quantities import counted, format_duration, format_walltime
 

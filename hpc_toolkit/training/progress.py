@@ -22,7 +22,7 @@ from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.files import last_lines, list_names
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit.jobs import JobStates, log_files, read_jobs
+from hpc_toolkit.submit import JobStates, log_files, read_jobs
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.training.distributed.checkpoints import CHECKPOINT_NAME
 

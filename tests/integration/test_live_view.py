@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.submit.jobs import RunJob, own_login, record_job
+from hpc_toolkit.submit import RunJob, own_login, record_job
 from hpc_toolkit.system.processes import readable
 from tests.integration.realrun import HANG_S, Hpctk
 from tests.toyrun import ToyRun

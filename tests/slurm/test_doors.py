@@ -13,7 +13,7 @@ import pytest
 
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.run import Run
-from hpc_toolkit.submit.jobs import read_jobs
+from hpc_toolkit.submit import read_jobs
 from tests.integration.realrun import REPOSITORY
 from tests.notebooks import EXAMPLE, execute
 from tests.slurm.reallab import LabUnderTest

@@ -19,7 +19,7 @@ import pytest
 from hpc_toolkit import Run
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.rundir.layout import RunPaths
-from hpc_toolkit.submit.jobs import kept_jobs, read_jobs
+from hpc_toolkit.submit import kept_jobs, read_jobs
 from tests.integration.realrun import journal_lines
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import MEASURED, wait_until

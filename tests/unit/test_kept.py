@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.slurm import client
-from hpc_toolkit.submit import keeping
-from hpc_toolkit.submit.jobs import Kept
+from hpc_toolkit.submit import Kept, keeping
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun

@@ -17,7 +17,7 @@ import pytest
 from hpc_toolkit.queue.control import HealthNotice, give_health_notice
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm.records import JobRecord
-from hpc_toolkit.submit.jobs import RunJob, known_jobs, own_login, read_jobs, record_job
+from hpc_toolkit.submit import RunJob, known_jobs, own_login, read_jobs, record_job
 from hpc_toolkit.submit.keeping import CANCELLED
 from hpc_toolkit.submit.standstill import is_stuck, why_waiting
 from tests.fakeslurm import Programs, pending_line

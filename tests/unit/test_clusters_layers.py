@@ -1,18 +1,25 @@
-"""A cluster is named or recognized; files of later layers win, and values know their place."""
+"""A cluster is named or recognized; files of later layers win, and values know their place.
+
+What 'hpctk cluster' lists, shows and writes.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.slurm.clusters import choice, files
+from hpc_toolkit.slurm.clusters import choice, draft, files
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.clusters.facts import VARIABLES, cluster_names, load_cluster
 from hpc_toolkit.slurm.clusters.files import user_directory
 from hpc_toolkit.slurm.render.spec import DEFAULT_OPTIONS, MEMORY_OPTIONS
+from tests.sites import recorded
+from tests.unit.jobcommands import call, refused
 
 
 class Layers:
@@ -327,3 +334,93 @@ def test_a_broken_file_is_passed_over_with_a_note(layers: Layers) -> None:
     assert found.cluster.name == "c"
     assert [note.split(": ")[0] for note in found.notes[:2]] == ["passed over", "passed over"]
     assert "unknown key 'hostnam'" in found.notes[1]
+
+
+def output(*arguments: str) -> str:
+    result = call("cluster", *arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_list_tells_the_layers_of_each_cluster(layers: Layers) -> None:
+    lab = layers.write("user", "lab", "nodes = 4")
+    layers.write("user", "mine", "description = 'ours'")
+
+    lines = {line.split()[0]: line for line in output("list").splitlines()}
+    records = {one["name"]: one for one in json.loads(output("list", "--json"))}
+
+    assert list(lines) == ["generic", "killarney", "lab", "mine"]
+    assert "built-in, user" in lines["lab"]
+    assert lines["mine"].split(maxsplit=1)[1].split() == ["user", "ours"]
+    assert records["lab"]["files"] == [
+        {"layer": "built-in", "file": "clusters/lab.toml"},
+        {"layer": "user", "file": lab},
+    ]
+
+
+def test_show_with_origin_names_the_file_of_every_value(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = layers.write("user", "lab", "nodes = 4\n[defaults]\nqos = 'q'")
+    monkeypatch.setenv("HPCTK_TIME", "0:10:00")
+
+    lines = [line.split(maxsplit=2) for line in output("show", "lab", "--origin").splitlines()]
+
+    shown = {key: (file, value) for file, key, value in lines if key != "partition"}
+    assert shown["nodes"] == (lab, "4")
+    assert shown["gpus_per_node"] == ("clusters/lab.toml", "4")
+    assert shown["defaults.qos"] == (lab, "q")
+    assert shown["defaults.time"] == ("$HPCTK_TIME", "00:10:00")
+
+    record: dict[str, Any] = json.loads(output("show", "lab", "--json"))
+    assert record["mem_per_node_mib"] == 192000
+    assert record["partitions"][1]["name"] == "urgent"
+    assert record["origins"]["max_walltime"] == "clusters/lab.toml: max_walltime"
+
+
+def test_no_name_of_a_file_reaches_the_terminal_as_it_is(layers: Layers) -> None:
+    layers.write("user", "a\x1b[2J", "nods = 1")
+
+    listed = call("cluster", "list")
+
+    assert r"a\x1b[2J" in listed.stdout
+    assert "\x1b" not in listed.output
+
+
+def test_init_writes_a_users_file_that_is_in_reach_at_once(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft, "ask_slurm", lambda: recorded("mixed"))
+    assert output("init", "site", "--from-slurm") == f"{layers.directories['user']}/site.toml\n"
+    assert load_cluster("site").partitions[0].name == "main"
+
+    assert "the file exists" in refused("cluster", "init", "site", "--from-slurm").message
+    assert output("init", "site", "--from-slurm", "--force")
+
+
+SCONTROL = """#!/bin/sh
+case "$*" in
+  *config) echo "ClusterName = deep"; echo "SLURM_VERSION = 24.05.1" ;;
+  *partition)
+    echo "PartitionName=a State=UP AllocNodes=login[1-2]"
+    echo "PartitionName=b State=UP AllocNodes=here[1-2],login9"
+    echo "PartitionName=c State=UP AllocNodes=login[1-2],localhost" ;;
+  *node) echo "NodeName=n1 CPUTot=4 RealMemory=100 Partitions=a,b,c" ;;
+  *hostnames\\ login*) echo login1; echo login2 ;;
+  *) echo here1; echo "$(uname -n | cut -d. -f1)" ;;
+esac
+"""
+
+
+@pytest.mark.usefixtures("layers")
+def test_init_marks_a_partition_that_takes_no_jobs_from_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    text = output("init", "deep", "--from-slurm", "-o", "-")
+
+    assert text.count("restricted = ") == 1
+    assert 'restricted = "AllocNodes=login1,login2: this host is ' in text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,11 +57,7 @@ class HpcToolkitError(Exception):
             self.add_note(f"hint: {hint}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.hint), vars(self))
-
-
-def _rebuild(kind: type[HpcToolkitError], message: str, hint: str) -> HpcToolkitError:
-    return kind(message, hint=hint)
+        return partial(type(self), hint=self.hint), (self.message,), vars(self)
 
 
 class ConfigError(HpcToolkitError, ValueError):

@@ -199,13 +199,6 @@ def believed(paths: RunPaths) -> Proof:
             said.append(f"least_lease_s = {least_s:g} in {paths.doctor.name} is ignored")
             least_s = 0.0
         return Proof(locks, least_s, "; ".join(said))
-    except (
-        AttributeError,
-        KeyError,
-        OSError,
-        OverflowError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ):
+    # RecursionError is a RuntimeError.
+    except (AttributeError, KeyError, OSError, OverflowError, RuntimeError, TypeError, ValueError):
         return Proof()

@@ -141,7 +141,10 @@ class _Process:
             os.setpgid(0, 0)
             os.write(alive, FORKED)
             shared = mmap.mmap(memory, SHARED)
-            stages, log = _stages_of(order), Path(order["log"])
+            stages, log = dict[str, StageSpec](), Path(order["log"])
+            for one in parse_manifest(order["stages"]).stages:
+                work = replace(one.workload, argv=tuple(order["argv"][one.name]))
+                stages[one.name] = replace(one, workload=work)
             own = partial(_become_own, order)
             child = partial(become_child, stages, log, (requests, results), shared, own)
             processes.become_guard(child, (life, alive), shared)
@@ -327,11 +330,3 @@ def _opened() -> dict[str, str]:
 def _redirect(fd: int) -> None:
     for target in (1, 2):
         os.dup2(fd, target)
-
-
-def _stages_of(order: dict[str, Any]) -> dict[str, StageSpec]:
-    found = {one.name: one for one in parse_manifest(order["stages"]).stages}
-    return {
-        name: replace(one, workload=replace(one.workload, argv=tuple(order["argv"][name])))
-        for name, one in found.items()
-    }

@@ -241,7 +241,7 @@ def fetch(
         hpctk items fetch runs/eval --offline && hpctk submit --run runs/eval
         hpctk items pythia --sizes 14m --steps 0 | hpctk items fetch -
     """
-    from hpc_toolkit.science.workloads.fetching import on_hub
+    from hpc_toolkit.science.workloads.checkpoints import on_hub
 
     if not 1 <= jobs <= _MOST_JOBS:
         raise ConfigError(f"--jobs: {jobs} downloads at once", hint=f"give 1 to {_MOST_JOBS}")
@@ -262,7 +262,7 @@ def fetch(
 
 def _fetch_checkpoints(names: list[str], jobs: int, *, offline: bool) -> int:
     """Download checkpoints, or look for them in the cache; return how many are missing."""
-    from hpc_toolkit.science.workloads.fetching import download
+    from hpc_toolkit.science.workloads.checkpoints import download
 
     failed = 0
     for number, (name, fault) in enumerate(download(names, jobs, check=offline), start=1):

@@ -16,8 +16,7 @@ import pytest
 from examples import mini_pythia
 from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
 from hpc_toolkit.run import Run
-from hpc_toolkit.science.workloads import lm_eval_tasks
-from hpc_toolkit.science.workloads.fetching import no_network_in_jobs
+from hpc_toolkit.science.workloads import lm_eval_tasks, no_network_in_jobs
 from hpc_toolkit.science.workloads.lm_eval_tasks import LmEvalTasks
 from hpc_toolkit.science.workloads.text_tasks import evaluation_articles
 from tests.documents import REPOSITORY

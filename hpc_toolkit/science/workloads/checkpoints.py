@@ -2,7 +2,8 @@
 
 A checkpoint that no further attempt can load (no weights, a half-written file, a revision that does
 not exist) raises PermanentError; a failing network or disk raises other errors. The module also
-checks models and options for the workloads, and prefetches the files of the next checkpoint.
+checks models and options for the workloads, prefetches the files of the next checkpoint, and
+downloads checkpoints before a job needs them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -335,3 +337,51 @@ def _read_ahead(path: Path) -> None:
                 continue
     finally:
         os.close(fd)
+
+
+def on_hub(items: Iterable[dict[str, Any]], *, needed: bool = True) -> list[str]:
+    """The checkpoints of items that are names on the hub, each once.
+
+    Raises ConfigError if ``needed``: an item has no checkpoint, or none of them is on the hub.
+    """
+    found: dict[str, None] = {}
+    for number, item in enumerate(items, 1):
+        name = item.get("checkpoint")
+        if needed and not isinstance(name, str):
+            message = f"item {number} has no checkpoint: {str(item)[:100]}"
+            raise ConfigError(message, hint="items have the key 'checkpoint', name@revision")
+        if isinstance(name, str) and "@" in name:
+            found[name] = None
+    if needed and not found:
+        message = "no checkpoint of these items is on the hub"
+        raise ConfigError(message, hint="checkpoints on the hub are called name@revision")
+    return list(found)
+
+
+def download(
+    checkpoints: Sequence[str], jobs: int, *, check: bool = False
+) -> Iterator[tuple[str, str | None]]:
+    """Download checkpoints, ``jobs`` at once; yield each that has ended, and its error or None.
+
+    ``check``: verify the files. With HF_HUB_OFFLINE, only those in the cache. A download that is
+    repeated continues: complete files are in the cache, and of others the part that has arrived.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    pool = ThreadPoolExecutor(jobs)
+    try:
+
+        def get(name: str) -> None:
+            found = locate("", name)
+            if check:
+                verify(found)
+
+        asked = {pool.submit(get, name): name for name in checkpoints}
+        for future in as_completed(asked):
+            error = future.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            name = asked[future]
+            yield name, None if error is None else first_line(error).removeprefix(f"{name}: ")
+    finally:
+        # After Ctrl-C, those that have not begun do not begin.
+        pool.shutdown(cancel_futures=True)

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
-from hpc_toolkit.science.workloads import fetching
+from hpc_toolkit.science.workloads import (
+    TASK,
+    data_of,
+    fetch_data,
+    harness_package,
+    no_network_in_jobs,
+)
 from hpc_toolkit.science.workloads.checkpoints import (
     Dtype,
     load_checkpoint,
@@ -113,19 +119,19 @@ class LmEvalTasks:
 
     def fetch(self, items: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         """As `fetch_data`."""
-        return fetching.fetch_data(items, self.load_task)
+        return fetch_data(items, self.load_task)
 
     def load(self, group: str) -> Any:
         """Load a checkpoint as a model of the harness.
 
         Raises PermanentError: it cannot be used. Raises WorkloadError: no harness is installed.
         """
-        fetching.no_network_in_jobs()
+        no_network_in_jobs()
         # A worker's log needs a line each half minute, not ten each second.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
         # Otherwise each rank starts a process on every core of the node to draw samples.
         os.environ.setdefault("DISABLE_MULTIPROC", "1")
-        with fetching.harness_package(_HARNESS, _EXTRA):
+        with harness_package(_HARNESS, _EXTRA):
             from lm_eval.models.huggingface import HFLM
         loaded = load_checkpoint(self._root, group, head=True, dtype=self._dtype)
         self.loads += 1
@@ -164,7 +170,7 @@ class LmEvalTasks:
                 raise PermanentError(msg, hint=hint)
             _seed()
             shots = item.get("num_fewshot", self._num_fewshot)
-            yield self._evaluate(context, item.get(fetching.TASK), shots)
+            yield self._evaluate(context, item.get(TASK), shots)
 
     def _evaluate(self, context: Any, task: Any, shots: int | None) -> dict[str, Any]:
         from lm_eval.evaluator import evaluate
@@ -213,7 +219,7 @@ class LmEvalTasks:
         if members := _members(entry):
             msg = f"task {name!r} is a name for several tasks without a common value"
             raise PermanentError(msg, hint=f"write an item for each: {', '.join(members):.400}")
-        with fetching.data_of(name):
+        with data_of(name):
             tasks = known.load([name])
         unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in tasks["tasks"].values())
         if unsafe and not self._unsafe:
@@ -228,7 +234,7 @@ class LmEvalTasks:
         The index of all of the harness's own tasks reads 14,000 files in 15 s. Those in directories
         that the name begins with are enough for most.
         """
-        with fetching.harness_package(_HARNESS, _EXTRA):
+        with harness_package(_HARNESS, _EXTRA):
             from lm_eval.tasks import manager
         own = Path(manager.__file__).parent
         near = [

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError
+from hpc_toolkit.science.workloads import data_of, fetch_data, harness_package
 from hpc_toolkit.science.workloads.checkpoints import require_layer
 from hpc_toolkit.science.workloads.embeddings import EmbeddedTexts, SharedEmbeddings
-from hpc_toolkit.science.workloads.fetching import data_of, fetch_data, harness_package
 
 if TYPE_CHECKING:
     import numpy as np

@@ -65,12 +65,6 @@ def hang_once(item: Item) -> Item:
     return {"id": item["id"], "executor": os.getpid(), "worker": parent_of(os.getppid())[0]}
 
 
-def hang(item: Item) -> Item:
-    """Hang if the item says so."""
-    time.sleep(3600 if item.get("hang") else 0)
-    return {"worker": parent_of(os.getppid())[0]}
-
-
 def fail(item: Item) -> Item:
     """Fail, as a permanent failure if the item says so, unless the ``cure`` file is there."""
     note(item, "start", item["id"])

@@ -202,17 +202,6 @@ def test_second_coordinator_ends_or_repeats_nothing(toy: Hpctk) -> None:
     assert len(summary["sequence"]) == len(set(summary["sequence"])) == 14
 
 
-def test_campaign_with_an_unknown_key_names_the_near_miss(toy: Hpctk) -> None:
-    Path("toy.toml").write_text(CAMPAIGN.replace("budget", "budgett"))
-
-    ended = toy("campaign", "run", "toy.toml")
-
-    assert ended.code == 1
-    assert "toy.toml: search: unknown key 'budgett'" in ended.err
-    assert "did you mean 'budget'?" in ended.err
-    assert not Path("runs").exists()
-
-
 def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
     Path("toy.toml").write_text(CAMPAIGN.replace("budget = 14", "budget = 4"))
     made = toy("init", "runs/toy", "--campaign", "toy.toml")

@@ -222,18 +222,6 @@ def test_script_starts_one_worker_per_task_with_the_flags_of_a_queue(slurm: Fake
     assert not slurm.requeued
 
 
-def test_a_node_that_is_not_fit_is_left_out_and_the_others_work(slurm: FakeSlurm) -> None:
-    slurm.environ["SLURM_NTASKS_PER_NODE"] = "4"
-    slurm.answer(preflight_code=1, ready="n2: ready: 4 GPUs")
-
-    code, output = slurm.run(script_of(slurm))
-
-    assert code == 0, output
-    assert "left out: 1 of 2 nodes, see above" in output
-    (step,) = [call for call in slurm.calls("srun") if "work" in call]
-    assert {"--nodes=1", "--ntasks=4", "--nodelist=n2"} <= set(step)
-
-
 def test_one_rank_is_the_only_task_of_the_job_and_needs_every_node(slurm: FakeSlurm) -> None:
     slurm.environ["SLURM_NTASKS_PER_NODE"] = "4"
     script = script_of(slurm, one_rank=True, workers_per_task=3, cpus_per_task=6)

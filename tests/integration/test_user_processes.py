@@ -109,6 +109,10 @@ def test_process_in_a_session_of_its_own_does_not_outlive_its_executor(
             if how == "guard":
                 os.kill(pid, signal.SIGKILL)
     work.ended()
+    if how == "timeout":
+        (failed,) = journal_lines(run, "failed")
+        assert failed["error"] == "took longer than the timeout of 1.0 s"
+        assert not journal_lines(run, "death")
 
 
 TRAP = "code={code}; trap 'echo saved; sleep 0.1; exit $code' TERM; while true; do sleep 0.05; done"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, workers_of
 
 ROOT = Path(__file__).parents[2]
@@ -99,19 +98,6 @@ def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpct
     assert len(hpctk.noted("start", "1")) == 10
 
 
-def test_timeout_ends_the_item_and_not_its_worker(hpctk: Hpctk) -> None:
-    run = hpctk.worked(
-        [{}, {"hang": True}, {}], "sample_workloads:hang", timeout_s=0.2, max_attempts=2, workers=1
-    )
-
-    rows = rows_by_id(run)
-    assert [row["state"] for row in rows.values()] == ["done", "failed", "done"]
-    assert rows[1]["error"] == "took longer than the timeout of 200 ms"
-    assert rows[1]["attempts"] == 2
-    assert len(workers_of(run)) == 1
-    assert not journal_lines(run, "death")
-
-
 def test_timeout_does_not_count_the_time_of_loading(hpctk: Hpctk, tmp_path: Path) -> None:
     (tmp_path / "slow_import.py").write_text(
         "import time\n"
@@ -183,23 +169,6 @@ def test_workload_that_yields_too_few_results_fails_the_items_without(
     assert rows[3]["state"] == "failed"
     assert error in rows[3]["error"]
     assert rows[2]["state"] == ("done" if workload == "Miscounting" else "failed")
-
-
-def test_workload_that_starts_threads_when_imported_is_run(hpctk: Hpctk, tmp_path: Path) -> None:
-    (tmp_path / "threaded.py").write_text(
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
-        "def work(item):\n"
-        "    return {'id': item['id']}\n"
-    )
-    (tmp_path / "items.jsonl").write_text('{"id": 1}\n')
-    assert hpctk("init", "run", "--workload", "threaded:work", "--items", "items.jsonl").code == 0
-
-    ended = hpctk("work", "run")
-
-    assert ended.code == 0
-    assert ended.err.startswith("run: 1 item done")
-    assert rows_by_id(Run.open("run"))[1]["value"] == {"id": 1}
 
 
 def test_run_work_in_a_process_with_threads_works_and_ticks(

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from hpc_toolkit.cli.arguments import argument, value
 from hpc_toolkit.cli.help import SCRIPTS, Commands
@@ -21,11 +21,6 @@ from hpc_toolkit.slurm.render.spec import MAX_RESTARTS
 from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import parse_duration, parse_size
 from hpc_toolkit.system.ranks import host_name
-
-if TYPE_CHECKING:
-    from hpc_toolkit.slurm.batch.job import Batch
-    from hpc_toolkit.slurm.batch.staging import Staging
-    from hpc_toolkit.slurm.batch.step import Restarts
 
 Script = Annotated[Path, argument("SCRIPT", 'The running script: "$0".')]
 Words = Annotated[list[str], argument("PROGRAM...", "Program and arguments.")]
@@ -112,21 +107,18 @@ def work(
     idle_exit = given["idle_exit"] or ("1000d" if campaign else None)
     options = {"--idle-exit": idle_exit, "--lease": given["lease"]}
     options["--workers"] = given["workers_per_task"]
-    job = partial(
+    _run(
+        script,
+        given,
         WorkJob,
         run=named[0],
-        gpus=given["gpus"],
         options=[f"{name}={value}" for name, value in options.items() if value is not None],
-        container=_container(given),
         python=given["container_python"] or sys.executable,
-        staging=_staging(given),
         shrink_every_s=parse_duration(every, where="--shrink-every") if every else None,
         campaign=campaign,
         one_rank=bool(given["one_rank"]),
-        within_s=_whole_seconds(given),
         send_others=partial(_send_others, Path(named[0])),
     )
-    _run(script, given, lambda batch, restarts: job(batch=batch, restarts=restarts).main())
 
 
 def _send_others(directory: Path, job: str, name: str, **how: bool) -> float:
@@ -148,8 +140,9 @@ def command(*, script: Script, program: Words, **given: Any) -> None:
     Examples:
         hpctk batch command "$0" -- ./simulate --seed 1
     """
-    around = {"container": _container(given), "staging": _staging(given), "srun": given["srun"]}
-    _run_program(script, given, words=tuple(program), **around)
+    from hpc_toolkit.slurm.batch.step import ProgramJob
+
+    _run(script, given, ProgramJob, words=tuple(program), srun=given["srun"])
 
 
 def train(
@@ -166,57 +159,49 @@ def train(
     Examples:
         hpctk batch train "$0" --run-dir runs/train -- python train.py
     """
-    _run_program(
+    from hpc_toolkit.slurm.batch.step import ProgramJob
+
+    _run(
         script,
         given,
+        ProgramJob,
         words=tuple(program),
-        container=_container(given),
         check_inside=given["container_python"],
         run_dir=run_dir,
         alone=bool(given["alone"]),
-        staging=_staging(given),
         srun=given["srun"],
     )
 
 
-def _run_program(script: Path, given: dict[str, Any], **request: Any) -> NoReturn:
-    from hpc_toolkit.slurm.batch.step import ProgramJob
-
-    job = partial(ProgramJob, gpus=given["gpus"], within_s=_whole_seconds(given), **request)
-    _run(script, given, lambda batch, restarts: job(batch=batch, restarts=restarts).main())
-
-
-def _run(
-    script: Path, given: dict[str, Any], body: Callable[[Batch, Restarts], object]
-) -> NoReturn:
+def _run(script: Path, given: dict[str, Any], kind: Callable[..., Any], **request: Any) -> NoReturn:
+    """Run the job of a kind, with what the options of all jobs say."""
+    from hpc_toolkit.slurm.batch.staging import Staging
     from hpc_toolkit.slurm.batch.step import run_batch
 
+    job = partial(
+        kind,
+        gpus=given["gpus"],
+        container=(container := _container(given)),
+        staging=Staging(
+            paths=tuple(given.get("stage") or ()),
+            environment=bool(given["stage_env"]),
+            directory=given["stage_dir"],
+            tasks=given.get("tasks", 1),
+        ),
+        # Rounded up: 0 of srun --immediate would mean "at once".
+        within_s=math.ceil(parse_duration(given["check_within"], where="--check-within")),
+        **request,
+    )
     code = run_batch(
         script,
-        body,
-        array_offset=given.get("array_offset", 0),
+        lambda batch, restarts: job(batch=batch, restarts=restarts).main(),
+        array_offset=given["array_offset"],
         max_restarts=given["max_restarts"],
-        warning=_container(given).warning,
+        warning=container.warning,
         node_setup=given["node_setup"],
         teardown=given["teardown"],
     )
     sys.exit(code)
-
-
-def _staging(given: dict[str, Any]) -> Staging:
-    from hpc_toolkit.slurm.batch.staging import Staging
-
-    return Staging(
-        paths=tuple(given.get("stage") or ()),
-        environment=bool(given["stage_env"]),
-        directory=given["stage_dir"],
-        tasks=given.get("tasks", 1),
-    )
-
-
-def _whole_seconds(given: dict[str, Any]) -> int:
-    """Seconds for srun --immediate, rounded up: 0 would mean "at once"."""
-    return math.ceil(parse_duration(given["check_within"], where="--check-within"))
 
 
 def _container(given: dict[str, Any]) -> Container:

@@ -176,7 +176,10 @@ class Container:
         start = ["sh", "-c", program.script, "sh"] if program.script else []
         name, *arguments = self.words
         given = [] if program.of_srun else [name, *program.start]
-        shown = [_bind(program, *_parts(one)) for one in binds]
+        shown = []
+        for source, target, mode in map(_parts, binds):
+            pair = program.pair.format(source, target).replace(" ", program.space)
+            shown.append(pair + (program.read_only if mode == "ro" else ""))
         joined = [program.joint.join(shown)] if program.joint and shown else shown
         return [*start, *given, *arguments, *gpu, *(program.bind + one for one in joined)]
 
@@ -212,11 +215,6 @@ def _parts(bind: str) -> tuple[str, str, str]:
     source, _, rest = bind.partition(":")
     target, _, mode = rest.partition(":")
     return source, target or source, mode
-
-
-def _bind(program: Program, source: str, target: str, mode: str) -> str:
-    written = program.pair.format(source, target).replace(" ", program.space)
-    return written + (program.read_only if mode == "ro" else "")
 
 
 def environment_of(python: str) -> tuple[str, ...]:

@@ -25,9 +25,9 @@ from hpc_toolkit.slurm.batch.job import (
     show,
     this_job,
 )
-from hpc_toolkit.slurm.batch.staging import NO_STAGING, Staging
+from hpc_toolkit.slurm.batch.staging import Staging
 from hpc_toolkit.slurm.client import PATIENCE_S, SlurmError, answer
-from hpc_toolkit.slurm.containers import NO_CONTAINER, Container
+from hpc_toolkit.slurm.containers import Container
 from hpc_toolkit.slurm.controller import parse_config
 from hpc_toolkit.system.processes import CUT_SHORT, WARNING_NAMES
 from hpc_toolkit.system.quantities import counted
@@ -234,10 +234,10 @@ class ProgramJob:
     batch: Batch
     restarts: Restarts
     words: tuple[str, ...]
-    gpus: int = 0
+    gpus: int
     """GPUs that a task alone on its node must see."""
     srun: tuple[str, ...] = ()
-    container: Container = NO_CONTAINER
+    container: Container
     check_inside: str = ""
     """An interpreter in the container that checks the nodes from there; "" checks them outside."""
     run_dir: str | None = None
@@ -245,15 +245,18 @@ class ProgramJob:
     alone: bool = False
     """Whether the script is started as it is: it finds its directory in HPCTK_RUN_DIR, and keeps
     working when the time limit is near."""
-    staging: Staging = NO_STAGING
+    staging: Staging
     """What is copied to each node's own disk before the ranks start; the last rank removes it."""
-    within_s: int = 60
+    within_s: int
     """Seconds that a node has to start its checks."""
 
     def main(self) -> NoReturn:
         check_shown(self.container, os.getcwd())
         self._check_nodes()
-        self._make_directory()
+        if self.run_dir is not None:
+            os.makedirs(self.run_dir, exist_ok=True)
+            if self.alone:
+                os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self.run_dir)
         self._stage()
         self.batch.job.log(self.batch.job.facts())
         self.batch.start(self._step())
@@ -280,13 +283,6 @@ class ProgramJob:
         code = self.batch.call([*argv, *check])
         if code:
             self.restarts.checks_failed(code, "a node failed the preflight")
-
-    def _make_directory(self) -> None:
-        if self.run_dir is None:
-            return
-        os.makedirs(self.run_dir, exist_ok=True)
-        if self.alone:
-            os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self.run_dir)
 
     def _stage(self) -> None:
         staging, beside = self.staging, self.run_dir or "runs/job"

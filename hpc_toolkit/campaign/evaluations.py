@@ -88,6 +88,12 @@ class Searched:
         return len(self.arms.arms) * len(self.campaign.tasks.names)
 
     @property
+    def compared(self) -> list[str]:
+        """The tasks by which the policy found its best arm; all if no arm has a reward."""
+        names, best = self.campaign.tasks.names, self.best
+        return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
+
+    @property
     def complete(self) -> bool:
         """Whether all arms have been evaluated on all tasks."""
         return self.total == sum(map(len, self.rows.values()))

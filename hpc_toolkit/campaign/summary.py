@@ -141,7 +141,6 @@ def summarize(
     campaign, best, names = searched.campaign, searched.best, searched.campaign.tasks.names
     if best is None and not searched.sealed:
         return None
-    over = [name for name in names if best is None or name in {*best.tasks, *best.failed}]
     told = [rows for rows in searched.rows.values() if len(rows) == len(names)]
     failures = [row for rows in told for row in rows.values() if score_of(row) is None]
     known = sum(len(one.scores) for one in searched.known)
@@ -156,9 +155,9 @@ def summarize(
         gpu_s=_seconds(searched.done.values())
         + math.fsum(second for one in searched.known for second in one.seconds.values()),
         best=searched.found(best.arm, best) if best else None,
-        tasks=over,
+        tasks=searched.compared,
         ties=list(best.ties) if best else [],
-        baseline=_baseline(searched, over),
+        baseline=_baseline(searched),
         baseline_name=campaign.baseline,
         **_exhaustive(searched, best),
         sequence=searched.asked,
@@ -167,10 +166,10 @@ def summarize(
     )
 
 
-def _baseline(searched: Searched, over: list[str]) -> Found | None:
-    """The best arm of the baseline over these tasks."""
+def _baseline(searched: Searched) -> Found | None:
+    """The best arm of the baseline over the tasks that the search compared."""
     arms = [arm.id for arm in searched.campaign.arms() if arm.baseline]
-    known = (searched.found(*one) for one in searched.rewards(arms, over).items())
+    known = (searched.found(*one) for one in searched.rewards(arms, searched.compared).items())
     return max(known, key=attrgetter("reward"), default=None)
 
 

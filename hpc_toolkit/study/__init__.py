@@ -180,10 +180,9 @@ def _of_campaign(run: Run) -> optuna.Study:
     from hpc_toolkit.campaign.settings import settings_of
 
     found = searched_of(run.view, settings_of(run.view.paths, run.manifest))
-    campaign, best = found.campaign, found.best
-    names, keys = campaign.tasks.names, {one.id: dict(one.keys) for one in found.arms.arms}
+    campaign, over = found.campaign, found.compared
+    keys = {one.id: dict(one.keys) for one in found.arms.arms}
     arms = list(keys.values())
-    over = [name for name in names if best is None or name in {*best.tasks, *best.failed}]
     rewards = found.rewards(found.arms.ids, over)
     columns = columns_of(arms, campaign.rows.features if campaign.rows else {})
     spaces = {one.key: _space(one, arms) for one in columns}

@@ -169,6 +169,9 @@ def check_stage(stage: layout.StageSpec) -> None:
         # A shell succeeds on an empty command, so every item would seem done.
         message = "the command is empty"
         raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
+    if work.command is not None and work.options:
+        message = f"options are for classes, not for a command: {list(work.options)}"
+        raise ConfigError(message, hint="write them into the command")
     _check_limits(stage)
     _check_no_retry(stage)
     with caller_path():

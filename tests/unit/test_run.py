@@ -93,6 +93,11 @@ def test_create_refuses_a_name_that_is_taken(
         ({"items": []}, ItemsError, "the list of items is empty"),
         ({"items": [{"a": 1}, {"a": 1}]}, ItemsError, "item 1 is a duplicate"),
         ({"workload": None, "command": " \n"}, ConfigError, "the command is empty"),
+        (
+            {"workload": None, "command": "true", "options": {"x": 1}},
+            ConfigError,
+            "options are for classes, not for a command",
+        ),
         ({"group_by": "layer"}, ItemsError, "item 0 has no key 'layer'"),
         ({"workload": None}, ConfigError, "either a workload or a command"),
         ({"command": "true"}, ConfigError, "either a workload or a command"),

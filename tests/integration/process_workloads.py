@@ -49,17 +49,13 @@ def signals_and_files() -> dict[str, Any]:
 OURS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 
 
-def own_exit(status: int) -> int:
-    return os.waitstatus_to_exitcode(status)
-
-
 def fork_and(act: Callable[[], Any]) -> int:
     """Fork a child that runs ``act`` in this very place, as the issue of most reports does."""
     pid = os.fork()
     if pid == 0:
         act()
         return 0
-    return own_exit(os.waitpid(pid, 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def raise_error() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,6 +234,11 @@ class Hpctk:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return [f"{pid}: {command!r}" for pid, command in marked.items()][:5]
+
+
+def write_items(items: Sequence[object]) -> None:
+    """Write the file of items ``items.jsonl``."""
+    Path("items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in items))
 
 
 def journal_lines(run: Run, kind: str | None = None) -> list[dict[str, Any]]:

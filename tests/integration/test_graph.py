@@ -13,7 +13,7 @@ import pytest
 from hpc_toolkit import Run
 from hpc_toolkit.doctor.runfiles import check_run
 from hpc_toolkit.doctor.sides import Verdict
-from tests.integration.realrun import Hpctk, journal_lines, wait_until
+from tests.integration.realrun import Hpctk, journal_lines, wait_until, write_items
 
 DIAMOND: list[dict[str, Any]] = [
     {"id": "d", "after": ["b", "c"]},
@@ -23,12 +23,8 @@ DIAMOND: list[dict[str, Any]] = [
 ]
 
 
-def write(items: list[dict[str, Any]]) -> None:
-    Path("items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in items))
-
-
 def made(hpctk: Hpctk, items: list[dict[str, Any]], *how: str) -> Run:
-    write(items)
+    write_items(items)
     found = hpctk("init", "run", "--items", "items.jsonl", *how)
     assert found.code == 0, found.err
     return Run.open("run")
@@ -157,7 +153,7 @@ def test_a_command_takes_parts_of_results(hpctk: Hpctk) -> None:
 
 
 def test_a_stage_follows_items_that_follow_each_other(hpctk: Hpctk) -> None:
-    write(DIAMOND)
+    write_items(DIAMOND)
     stages = """
         items = "items.jsonl"
         workload = "stage_workloads:total"
@@ -240,7 +236,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_wrong_list_is_refused_with_its_line(case: str, hpctk: Hpctk) -> None:
     items, message = REFUSED[case]
-    write(items)
+    write_items(items)
     found = hpctk("init", "run", "--items", "items.jsonl", "--command", "true {results}")
 
     assert found.code == 1
@@ -250,7 +246,7 @@ def test_a_wrong_list_is_refused_with_its_line(case: str, hpctk: Hpctk) -> None:
 
 
 def test_nothing_can_be_added_to_such_a_list(hpctk: Hpctk) -> None:
-    write(DIAMOND)
+    write_items(DIAMOND)
     wrong = hpctk("init", "run", "--open", "--items", "items.jsonl", "--command", "true {id}")
     assert "items that follow each other cannot be in an open list" in wrong.err
     made(hpctk, DIAMOND, "--command", "true {id}")

@@ -14,7 +14,7 @@ import pytest
 
 from hpc_toolkit import Run
 from hpc_toolkit.worker.memory import kernel_kills
-from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
+from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of, write_items
 
 PIPELINE = """
 [stages.prepare]
@@ -133,7 +133,7 @@ def test_a_worker_leaves_if_nobody_can_hold_what_its_items_follow(hpctk: Hpctk, 
         made(hpctk, FOLLOWED)
     else:
         first: dict[str, Any] = {"id": "a", "after": [], "needs": {"gpus": 4}}
-        write([first, {"id": "b", "after": ["a"]}])
+        write_items([first, {"id": "b", "after": ["a"]}])
         created(hpctk, "--items", "items.jsonl", "--command", "true {id}")
     ended = hpctk("work", "run", first=AT_ONCE, limit_s=60)
     assert ended.code == 75
@@ -176,7 +176,7 @@ MIXED: list[dict[str, Any]] = [
 
 
 def test_each_worker_takes_the_items_of_a_list_that_it_can_hold(hpctk: Hpctk) -> None:
-    write(MIXED)
+    write_items(MIXED)
     run = created(hpctk, "--items", "items.jsonl", "--command", "sleep .02; true {n}")
 
     first = hpctk("work", "run", env=GPU)
@@ -210,17 +210,13 @@ def halves(run: Run, first: int) -> tuple[list[int], list[int]]:
     return done[:first], done[first:]
 
 
-def write(items: list[dict[str, Any]]) -> None:
-    Path("items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in items))
-
-
 def test_items_of_a_graph_are_left_to_workers_that_hold_them_through_kills(hpctk: Hpctk) -> None:
     items: list[dict[str, Any]] = [{"id": "first", "needs": {"gpus": 0}}]
     for n in range(20):
         items.append({"id": f"a{n}", "after": ["first"], "needs": {"gpus": 1}})
         items.append({"id": f"b{n}", "after": [f"a{n}"], "needs": {"cpu_only": 1}, "priority": n})
     items.append({"id": "last", "after": [f"b{n}" for n in range(20)]})
-    write(items)
+    write_items(items)
     run = created(hpctk, "--items", "items.jsonl", "--command", "sleep .05; true {id}")
     no_gpu: dict[str, Any] = {"env": CPU, "first": ""}
     killed = hpctk.start("work", "run", env=GPU)
@@ -244,7 +240,7 @@ def test_items_of_a_graph_are_left_to_workers_that_hold_them_through_kills(hpctk
 
 def test_the_needs_of_an_item_grow_from_its_own(hpctk: Hpctk) -> None:
     Path("hungry.py").write_text(HUNGRY)
-    write([{"units": 1}, {"units": 8}, {"units": 9, "needs": {"memory": "256M"}}])
+    write_items([{"units": 1}, {"units": 8}, {"units": 9, "needs": {"memory": "256M"}}])
     run = created(
         hpctk,
         *("--items", "items.jsonl", "--workload", "hungry:fill"),
@@ -448,7 +444,7 @@ def work(n):
 def test_workers_of_one_rank_run_items_side_by_side_on_their_own_cpus(hpctk: Hpctk) -> None:
     Path("pairs.py").write_text(PAIRS)
     items = [{"n": n, "needs": {"cpus": 1 if n else 2}} for n in range(9)]
-    Path("items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in items))
+    write_items(items)
     words = ("--items", "items.jsonl", "--workload", "pairs:work", "--items-per-claim", 1)
     assert hpctk("init", "run", *words).code == 0
     two = "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])"
@@ -493,7 +489,7 @@ def test_workers_of_a_rank_with_fewer_cpus_share_them(hpctk: Hpctk) -> None:
 
 def test_the_only_rank_of_a_job_has_all_its_nodes_and_lets_srun_use_them(hpctk: Hpctk) -> None:
     items = [{"n": 0}, {"n": 1, "needs": {"nodes": 2}}, {"n": 2, "needs": {"nodes": 3}}]
-    Path("items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in items))
+    write_items(items)
     seen = "env | grep ^S > seen-{n}"
     assert hpctk("init", "run", "--items", "items.jsonl", "--command", seen).code == 0
     set_by_srun = {"SLURM_NTASKS_PER_NODE": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}

@@ -62,10 +62,7 @@ def test_a_signal_saves_the_trees_and_asks_for_another_start(tmp_path: Path) -> 
         process.kill()
         process.wait()
 
-    saved = train_trees.XGBoostTrees(1, train_trees.made_data(600, 8)[0], saved_in(tmp_path))
+    left = (tmp_path / "xgboost.json").read_bytes()
+    saved = train_trees.XGBoostTrees(1, train_trees.made_data(600, 8)[0], left)
     assert 0 < saved.rounds() < 100_000
     assert saved.rounds() % 3 == 0
-
-
-def saved_in(output: Path) -> bytes:
-    return (output / "xgboost.json").read_bytes()

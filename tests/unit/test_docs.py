@@ -1,10 +1,10 @@
 """The documents: links lead somewhere, words and modules are the code's, examples check out.
 
-What they say of commands is run in ``tests/integration/test_docs.py``.
-"""
+What they say of commands is run in ``tests/integration/test_docs.py``."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import zlib
@@ -16,6 +16,11 @@ import hpc_toolkit
 from hpc_toolkit.cli import EXIT_BUG
 from hpc_toolkit.queue.units import Segment, plan_units, runs_of
 from hpc_toolkit.rundir.journal import decode_line
+from hpc_toolkit.science import metrics
+from hpc_toolkit.science.metrics import METRICS, STANDARD
+from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
+from hpc_toolkit.science.workloads.onepass import OfCheckpoints
+from hpc_toolkit.science.workloads.text_tasks import TASKS
 from hpc_toolkit.slurm.clusters.facts import VARIABLES
 from tests import manpage
 from tests.documents import DOCS, PACKAGE, REPOSITORY, USER_DOCS, public_names, read_blocks
@@ -193,3 +198,64 @@ def test_segment_header_of_the_format_is_one(tmp_path: Path) -> None:
     assert plan_units(runs_of(groups), segment.count) == [(u.first, u.count) for u in segment.units]
     assert segment.order is not None
     assert sorted(segment.order) == list(range(segment.count))
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "representations.md"
+
+GIVEN = {
+    "prompt": "tokens of each prompt",
+    "tokens": "all tokens of all prompts",
+    "dataset": "prompt means",
+    "views": "means of",
+}
+
+
+def rows() -> dict[str, list[str]]:
+    """The cells behind each name, those of ``the same`` filled in."""
+    text = GUIDE.read_text(encoding="utf-8")
+    table = text.partition("| name in results |")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    found: dict[str, list[str]] = {}
+    last: list[str] = []
+    for name, *others in cells[2:]:
+        last = [a if b == "the same" else b for a, b in zip(last or others, others, strict=True)]
+        found[name.strip("`")] = last
+    return found
+
+
+def test_the_guide_has_every_metric_in_order_and_the_standard_ones_first() -> None:
+    names = list(rows())
+
+    assert names == list(METRICS)
+    assert set(names[: len(STANDARD)]) == set(STANDARD)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_guide_says_what_a_metric_is_given_and_its_range(name: str) -> None:
+    function, given, told, cost = rows()[name]
+
+    (called,) = re.findall(r"^`(\w+)`", function)
+    assert called in metrics.__all__
+    assert given.startswith(GIVEN[METRICS[name].scope])
+    assert told.startswith(METRICS[name].about.rpartition(": ")[2].replace("..", " to "))
+    assert set(re.findall(r"[a-z]\w*", cost)) <= {"n", "d", "q", "d1", "d2", "min", "max"}
+    fewest = METRICS[name].fewest
+    assert fewest <= 3 or f"at least {fewest} prompts" in GUIDE.read_text(encoding="utf-8")
+
+
+WORKLOADS = Path(__file__).parents[2] / "docs" / "how-to" / "workloads.md"
+
+
+def test_the_guide_names_the_tasks_and_no_others() -> None:
+    listed = WORKLOADS.read_text(encoding="utf-8").partition("Tasks: ")[2].partition(".")[0]
+
+    assert re.findall(r"`([^`]+)`", listed) == list(TASKS)
+
+
+def test_the_guide_names_the_options_that_decide_numbers_and_memory() -> None:
+    named = set(re.findall(r"`(\w+)`", WORKLOADS.read_text(encoding="utf-8")))
+
+    options = {"final_norm", "max_batch_tokens", "batch_size", "views", "metrics"}
+    shared = set(inspect.signature(OfCheckpoints).parameters)
+    assert options <= shared | set(inspect.signature(LayerMetrics).parameters)
+    assert options <= named

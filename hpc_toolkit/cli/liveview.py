@@ -17,11 +17,11 @@ import tty
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NoReturn, Self, TextIO
+from typing import NoReturn, TextIO
 
 from hpc_toolkit.report.panel import DIM, Row
 from hpc_toolkit.report.terminal import LEAST_COLUMNS, Look, draw, draw_line
-from hpc_toolkit.system.processes import readable
+from hpc_toolkit.system.processes import handling, readable
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[0m\x1b[?25h\x1b[?1049l"
@@ -34,42 +34,17 @@ def is_capable(stdin: TextIO | None, stdout: TextIO) -> bool:
 
 
 class Screen:
-    """A block in which the terminal of stdin and stdout shows lines of one program.
-
-    SIGTERM and SIGHUP end the block with SystemExit; ^C raises KeyboardInterrupt, as anywhere.
-    """
+    """The terminal of stdin and stdout, while :func:`full_screen` shows lines on it."""
 
     def __init__(self) -> None:
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
+        self._modes = termios.tcgetattr(self._in)
+        self._wake, self.wake_write = self.pipe = os.pipe()
+        for fd in self.pipe:
+            os.set_blocking(fd, False)
         self._shown: list[str] = []
         self._size: os.terminal_size | None = None
         self._rows: Sequence[Row] = ()
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        sys.stdout.flush()
-        self._modes = termios.tcgetattr(self._in)
-        self._wake_read, self._wake_write = os.pipe()
-        for fd in (self._wake_read, self._wake_write):
-            os.set_blocking(fd, False)
-        self._old_wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        handlers = {
-            signal.SIGTERM: _end,
-            signal.SIGHUP: _end,
-            signal.SIGWINCH: lambda *_: None,
-            signal.SIGTSTP: self._suspend,
-        }
-        try:
-            for number, handler in handlers.items():
-                self._before[number] = signal.signal(number, handler)
-            self._begin()
-        except BaseException:
-            self._restore()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
 
     def draw(self, rows: Sequence[Row]) -> None:
         """Show rows, as many as there is room for, and the key that quits.
@@ -98,9 +73,9 @@ class Screen:
         """Wait for a while; whether the user quit. A resize draws the rows anew."""
         end = time.monotonic() + seconds
         while (left_s := end - time.monotonic()) > 0:
-            ready = readable(self._in, self._wake_read, timeout_s=left_s)
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
+            ready = readable(self._in, self._wake, timeout_s=left_s)
+            if self._wake in ready:
+                os.read(self._wake, 4096)
                 self.draw(self._rows)
             if self._in in ready and self._quits():
                 return True
@@ -114,36 +89,26 @@ class Screen:
             keys = b""
         return not keys or b"q" in keys
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         tty.setcbreak(self._in, termios.TCSADRAIN)
         self._size, self._shown = None, []
         self._write(_ENTER)
 
-    def _restore(self) -> None:
-        # A further signal must not interrupt this.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+    def end(self) -> None:
         # The terminal may be gone.
         with suppress(OSError, termios.error):
             self._write(_LEAVE)
         with suppress(OSError, termios.error):
             termios.tcsetattr(self._in, termios.TCSADRAIN, self._modes)
-        signal.set_wakeup_fd(self._old_wake)
-        for caught, handler in self._before.items():
-            signal.signal(caught, handler)
-        self._before.clear()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
 
-    def _suspend(self, *_: object) -> None:
+    def suspend(self, *_: object) -> None:
         """Give the terminal back to the shell for ^Z, and take it again when it continues."""
-        self._write(_LEAVE)
-        termios.tcsetattr(self._in, termios.TCSADRAIN, self._modes)
+        self.end()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTSTP)
         # The process continues here.
-        signal.signal(signal.SIGTSTP, self._suspend)
-        self._begin()
+        signal.signal(signal.SIGTSTP, self.suspend)
+        self.begin()
 
     def _write(self, text: str) -> None:
         data = text.encode(errors="replace")
@@ -157,10 +122,30 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 @contextlib.contextmanager
 def full_screen() -> Iterator[Screen]:
-    """A screen; what is written to stderr meanwhile appears after it."""
-    said = io.StringIO()
+    """A block with a screen; what is written to stderr meanwhile appears after it.
+
+    SIGTERM and SIGHUP end the block with SystemExit; ^C raises KeyboardInterrupt, as anywhere.
+    """
+    sys.stdout.flush()
+    said, screen, ends = io.StringIO(), Screen(), (signal.SIGTERM, signal.SIGHUP)
+    woken = signal.set_wakeup_fd(screen.wake_write, warn_on_full_buffer=False)
     try:
-        with contextlib.redirect_stderr(said), Screen() as screen:
-            yield screen
+        with (
+            handling(ends, _end),
+            handling((signal.SIGWINCH,), lambda *_: None),
+            handling((signal.SIGTSTP,), screen.suspend),
+            contextlib.redirect_stderr(said),
+        ):
+            try:
+                screen.begin()
+                yield screen
+            finally:
+                # A further signal must not interrupt this.
+                for number in ends:
+                    signal.signal(number, signal.SIG_IGN)
+                screen.end()
     finally:
+        signal.set_wakeup_fd(woken)
+        for fd in screen.pipe:
+            os.close(fd)
         sys.stderr.write(said.getvalue())

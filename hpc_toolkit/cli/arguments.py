@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
-
-import click
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hpc_toolkit.errors import ConfigError, RunError, exit_code_of, near_miss
 from hpc_toolkit.system.options import Option
@@ -42,25 +39,22 @@ class Argument(NamedTuple):
     """Returns shell completions of an incomplete word."""
 
 
-argument = Argument
-
-
 def switch(name: str, text: str, *more_names: str) -> Option:
     """An option without a value."""
     return value("", text, name, *more_names)
 
 
-def value(metavar: str, text: str, *names: str, hidden: bool = False) -> Option:
+def value(metavar: str, text: str, *names: str, **more: Any) -> Option:
     """An option with a value; without ``names`` it is called like its parameter."""
     long = "".join(name for name in names if name.startswith("--"))
     short = "".join(name for name in names if not name.startswith("--"))
     name = long.removeprefix("--").replace("-", "_")
-    return Option(name, text, metavar, short=short, hidden=hidden)
+    return Option(name, text, metavar, short=short, **more)
 
 
-GivenRun = Annotated[str, argument("RUN", "Run directory.", complete=complete_run)]
+GivenRun = Annotated[str, Argument("RUN", "Run directory.", complete=complete_run)]
 _RUN_HELP = "Run directory. [default: $HPCTK_RUN, else the only run below ./runs]"
-RunArgument = Annotated[str | None, argument("[RUN]", _RUN_HELP, complete=complete_run)]
+RunArgument = Annotated[str | None, Argument("[RUN]", _RUN_HELP, complete=complete_run)]
 ITEM_HELP = "Item number, counted from 0, or a part of its JSON."
 """Help of the option ``--item ITEM``, which names an item for every command."""
 
@@ -82,19 +76,6 @@ def find_cluster(given: str | None) -> Cluster:
     for text in found.notes:
         note(text)
     return found.cluster
-
-
-def refuse_given(allowed: AbstractSet[str], why: str) -> None:
-    """Refuse options that were given, are not ``allowed`` and would have no effect."""
-    for one in click.get_current_context().command.params:
-        if one.name not in allowed and was_given(one.name or ""):
-            raise ConfigError(f"{max(one.opts, key=len)} {why}", hint="leave it out")
-
-
-def was_given(name: str) -> bool:
-    """Whether the command line has an option, rather than its default being used."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def show(record: object, lines: Iterable[str], *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from hpc_toolkit.cli.arguments import argument, value
+from hpc_toolkit.cli.arguments import Argument, value
 from hpc_toolkit.cli.help import SCRIPTS, Commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.layout import RunPaths
@@ -22,8 +22,8 @@ from hpc_toolkit.system.options import Option, flag, many
 from hpc_toolkit.system.quantities import parse_duration, parse_size
 from hpc_toolkit.system.ranks import host_name
 
-Script = Annotated[Path, argument("SCRIPT", 'The running script: "$0".')]
-Words = Annotated[list[str], argument("PROGRAM...", "Program and arguments.")]
+Script = Annotated[Path, Argument("SCRIPT", 'The running script: "$0".')]
+Words = Annotated[list[str], Argument("PROGRAM...", "Program and arguments.")]
 _JOB = (
     Option("gpus", "GPUs that every node must show.", "N", default=0),
     Option("max_restarts", "Requeue the job at most N times.", "N", default=MAX_RESTARTS),
@@ -86,7 +86,7 @@ def register(app: Commands) -> None:
 def work(
     *,
     script: Script,
-    runs: Annotated[list[str] | None, argument("[RUN]", "Instead of --run.")] = None,
+    runs: Annotated[list[str] | None, Argument("[RUN]", "Instead of --run.")] = None,
     **given: Any,
 ) -> None:
     """Process the items of RUN on all ranks of this job.
@@ -217,7 +217,7 @@ def _container(given: dict[str, Any]) -> Container:
 
 
 def preflight(
-    run: Annotated[str | None, argument("[RUN]", "Run of the ranks.")] = None,
+    run: Annotated[str | None, Argument("[RUN]", "Run of the ranks.")] = None,
     gpus: Annotated[int, value("N", "GPUs that must be usable on this node.")] = 0,
     free: Annotated[str, value("SIZE", "Free space required in RUN.")] = "100M",
 ) -> None:
@@ -235,8 +235,8 @@ def preflight(
 
 
 def stage(
-    directory: Annotated[str, argument("DIR", "Directory on this node's disk.")],
-    paths: Annotated[list[str] | None, argument("[PATH...]", "What to copy.")] = None,
+    directory: Annotated[str, Argument("DIR", "Directory on this node's disk.")],
+    paths: Annotated[list[str] | None, Argument("[PATH...]", "What to copy.")] = None,
     users: Annotated[int, value("N", "Tasks on this node that use the copies.")] = 1,
     environment: Annotated[str | None, value("FILE", "Extract this archive too.")] = None,
 ) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hpc_toolkit.cli.arguments import (
+    Argument,
     JsonOption,
     RunArgument,
-    argument,
     open_run,
     show,
     switch,
@@ -83,8 +83,10 @@ def register(app: Commands) -> None:
 
 
 def plan(
-    campaign: Annotated[Path, argument("CAMPAIGN.toml", "Campaign file.")],
-    workers: Annotated[int | None, value("N", "Workers that will run, for the hours.")] = None,
+    campaign: Annotated[Path, Argument("CAMPAIGN.toml", "Campaign file.")],
+    workers: Annotated[
+        int | None, value("N", "Workers that will run, for the hours.", least=1)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a campaign and show what it would do; starts and downloads nothing.
@@ -96,9 +98,6 @@ def plan(
     from hpc_toolkit.campaign.coordinator import dry_run
     from hpc_toolkit.campaign.settings import read_campaign
 
-    if workers is not None and workers < 1:
-        message = f"--workers: {workers} workers"
-        raise ConfigError(message, hint="give the number of ranks: one per GPU")
     found = dry_run(read_campaign(campaign), str(campaign))
     show(found, plan_lines(found, workers), as_json=as_json)
 
@@ -151,7 +150,7 @@ def _search_lines(found: dict[str, Any], workers: int | None) -> list[str]:
 
 
 def run_campaign(
-    campaign: Annotated[Path, argument("CAMPAIGN.toml", "Campaign file.")],
+    campaign: Annotated[Path, Argument("CAMPAIGN.toml", "Campaign file.")],
     workers: Annotated[int | None, value("N", "Local workers. [default: one per GPU]")] = None,
     run: Annotated[str | None, value("RUN", "Run directory. [default: runs/NAME]")] = None,
     update: Annotated[bool, switch("--update", "Accept changed settings of the search.")] = False,
@@ -318,7 +317,7 @@ def coordinate(
 
 def study(
     objective: Annotated[
-        str, argument("FILE.py:NAME", "Function of an optuna.Trial; or MODULE:NAME.")
+        str, Argument("FILE.py:NAME", "Function of an optuna.Trial; or MODULE:NAME.")
     ],
     **given: Any,
 ) -> None:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from hpc_toolkit.planning.plan import Plan
     from hpc_toolkit.planning.work import Work
     from hpc_toolkit.results.sums import Efficiency
+    from hpc_toolkit.run import Run
 
 
-_MOST_ITEMS = 10_000_000
 PANELS: Panels = {
     "Work": (
-        Option("items", "Plan a new run with N items, instead of RUN.", "N"),
+        Option("items", "Plan a new run with N items, instead of RUN.", "N", least=1, most=10**7),
         Option("item_time", "Estimated time per item, if nothing was measured.", "DURATION"),
     ),
     "Node": (
@@ -74,6 +74,7 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
     from hpc_toolkit.planning.plan import make_plan
     from hpc_toolkit.submit import used_by
 
+    opened = arguments.open_run(run) if given["items"] is None else None
     counts = sorted(parse_counts(given["nodes"], "--nodes", most=100_000))
     guess = None
     if given["item_time"] is not None:
@@ -87,15 +88,15 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
         most = counts[-1]
         site = site_for(site, where, nodes=most, gpus=gpus, gpu_type=kind, time_s=limit_s)
     node = node_of(site, gpus=gpus, workers=given["workers_per_node"])
-    used = used_by(arguments.open_run(run).paths) if given["items"] is None else None
+    used = used_by(opened.paths) if opened is not None else None
     try:
         found = make_plan(
-            _work(run, given["items"], guess),
+            _read(opened) if opened is not None else _typed(run, given["items"], guess),
             guess,
             counts,
             site,
             node,
-            now_s=_time_left(run) if given["items"] is None else None,
+            now_s=_time_left(opened) if opened is not None else None,
             within_s=parse_duration(within, where="--within") if within else None,
             limit_s=limit_s,
         )
@@ -104,38 +105,36 @@ def plan(run: arguments.RunArgument = None, **given: Any) -> None:
             note(f"used: {used.line()}")
         raise
     _show(found, used, as_json=bool(given["json"]))
-    if given["items"] is None:
-        for text in unmet_by(node, limit_s, arguments.open_run(run).view):
-            note(text, "warning")
+    for text in unmet_by(node, limit_s, opened.view) if opened is not None else ():
+        note(text, "warning")
 
 
-def _time_left(run: str | None) -> Interval | None:
+def _time_left(run: Run) -> Interval | None:
     """The time left on the living workers, so that a plan and a status agree."""
     from hpc_toolkit.planning.forecast import Interval
 
-    now = arguments.open_run(run).status()
+    now = run.status()
     if now.eta_low_s is None or now.eta_s is None or now.eta_high_s is None:
         return None
     return Interval(now.eta_low_s, now.eta_s, now.eta_high_s)
 
 
-def _work(given: str | None, items: int | None, guess: Guess | None) -> Work:
-    from hpc_toolkit.planning.plan import typed_work
+def _read(run: Run) -> Work:
     from hpc_toolkit.planning.reading import read_work
 
-    if items is None:
-        run = arguments.open_run(given)
-        campaign = run.manifest.campaign
-        return read_work(run.view, SystemClock(), given=str(run.root), campaign=campaign)
+    campaign = run.manifest.campaign
+    return read_work(run.view, SystemClock(), given=str(run.root), campaign=campaign)
+
+
+def _typed(given: str | None, items: int, guess: Guess | None) -> Work:
+    from hpc_toolkit.planning.plan import typed_work
+
     if given is not None:
         message = f"--items {items} plans a new run, but {given} was named as well"
         raise ConfigError(message, hint="leave out one of them")
     if guess is None:
         message = "--items needs --item-time: no durations are known"
         raise ConfigError(message, hint="give a guess, such as --item-time 30")
-    if not 1 <= items <= _MOST_ITEMS:
-        message = f"--items {items}: not 1 to {_MOST_ITEMS} items"
-        raise ConfigError(message, hint="plan a part of them")
     return typed_work(items)
 
 
@@ -155,7 +154,7 @@ _WIDTH = 100
 def doctor(
     directory: Annotated[
         str | None,
-        arguments.argument(
+        arguments.Argument(
             "[DIR]", "Run, or a directory for runs. [default: as RUN of 'hpctk status', else .]"
         ),
     ] = None,

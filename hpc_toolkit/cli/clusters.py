@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hpc_toolkit.cli.arguments import JsonOption, argument, complete_cluster, show, switch, value
+from hpc_toolkit.cli.arguments import Argument, JsonOption, complete_cluster, show, switch, value
 from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.render.spec import OPTIONS, shown
@@ -28,7 +28,7 @@ DirOption = Annotated[
     Path | None, value("DIR", "Directory of the lab, instead of --name.", "--dir", hidden=True)
 ]
 _SLURM_HELP = "Root directory with another Slurm. [default: the installed one]"
-Node = Annotated[str, argument("NODE", "Name of the node, e.g. n3.")]
+Node = Annotated[str, Argument("NODE", "Name of the node, e.g. n3.")]
 
 
 def register(app: Commands) -> None:
@@ -93,7 +93,7 @@ def list_clusters(as_json: JsonOption = False) -> None:
 
 
 def show_cluster(
-    name: Annotated[str, argument("NAME", "Name or TOML file.", complete=complete_cluster)],
+    name: Annotated[str, Argument("NAME", "Name or TOML file.", complete=complete_cluster)],
     origin: Annotated[bool, switch("--origin", "Print the file of each fact.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,7 +118,7 @@ def show_cluster(
 
 
 def init(
-    name: Annotated[str, argument("NAME", "Name of the cluster.")],
+    name: Annotated[str, Argument("NAME", "Name of the cluster.")],
     from_slurm: Annotated[bool, switch("--from-slurm", "Query Slurm; submits nothing.")] = False,
     out: Annotated[str | None, value("FILE", "File to write; - is stdout.", "-o", "--out")] = None,
     force: Annotated[bool, switch("--force", "Overwrite the file.")] = False,
@@ -293,7 +293,7 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
 
 
 def execute(
-    command: Annotated[list[str], argument("COMMAND...", "Command to run.")],
+    command: Annotated[list[str], Argument("COMMAND...", "Command to run.")],
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:

@@ -16,7 +16,6 @@ from hpc_toolkit.cli.arguments import (
     RunArgument,
     check_out,
     open_run,
-    refuse_given,
     show,
     switch,
     value,
@@ -24,7 +23,7 @@ from hpc_toolkit.cli.arguments import (
     writing,
 )
 from hpc_toolkit.cli.help import LIST, Commands
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.system.options import Option, Panels, flag, many
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import note
@@ -74,9 +73,9 @@ def gather(run: RunArgument = None, **given: Any) -> None:
         hpctk gather runs/eval --partial -o so-far.jsonl
         hpctk gather runs/eval --trace -o trace.csv
     """
-    if given["trace"]:
-        why = "cannot be combined with --trace, which needs no results"
-        refuse_given({"run", "out", "stage", "trace", "json"}, why)
+    if given["trace"] and given["partial"]:
+        message = "--partial cannot be combined with --trace, which needs no results"
+        raise ConfigError(message, hint="leave it out")
     from hpc_toolkit.results.gather import NotCompleteError
     from hpc_toolkit.results.tables import writer_for
 

@@ -250,9 +250,12 @@ def _reader(option: Option) -> Callable[[Any], Any] | None:
     def read(given: Any) -> Any:
         with suppress(ValueError):
             value = kind(given)
-            if value in choices or (option.least is not None and option.least <= value < math.inf):
+            is_finite = option.least is not None and value < math.inf
+            if value in choices or (is_finite and option.least <= value <= option.most):
                 return value
-        wanted = f"one of {', '.join(choices)}" if choices else f"a number from {option.least} on"
+        end = f"to {option.most}" if option.most < math.inf else "on"
+        wanted = f"a number from {option.least} {end}"
+        wanted = f"one of {', '.join(choices)}" if choices else wanted
         raise click.BadParameter(f"{str(given)!r} is not {wanted}")
 
     return read

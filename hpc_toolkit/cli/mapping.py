@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hpc_toolkit.cli import lists
-from hpc_toolkit.cli.arguments import argument, check_out, value
+from hpc_toolkit.cli.arguments import Argument, check_out, value
 from hpc_toolkit.cli.gathering import OUT, write_rows
 from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.cli.working import with_progress
@@ -44,7 +44,7 @@ def register(app: Commands) -> None:
 def map_(
     workload: Annotated[
         str | None,
-        argument(
+        Argument(
             "[MODULE:NAME]",
             "Function or class to call for each item; --command runs a shell command instead.",
         ),
@@ -138,7 +138,7 @@ def _work_here(run: Run, workers: int | None) -> None:
 
 
 def new(
-    name: Annotated[str, argument("NAME", "Directory to create.")],
+    name: Annotated[str, Argument("NAME", "Directory to create.")],
     example: Annotated[str, value("|".join(EXAMPLES), "Example to write.")] = "list",
 ) -> None:
     """Create a directory with an example to run and change.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from hpc_toolkit.cli import scriptoptions
-from hpc_toolkit.cli.arguments import argument, open_run
+from hpc_toolkit.cli.arguments import Argument, open_run
 from hpc_toolkit.cli.help import SLURM, Commands, HelpCommand, parameters
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
@@ -73,19 +73,23 @@ def render(template: str | None, **given: Any) -> None:
     spec, site, script = requested(template, given, base=base)
     _show_notes(site)
     print(printable(asked_line(ask_of(spec, site))), file=sys.stderr)
-    if out == "-":
-        sys.stdout.write(script)
-    else:
-        from hpc_toolkit.slurm.render.file import write_script
-
-        path = Path(out or source or Path("slurm", f"{file_name(spec.job_name)}.sbatch"))
-        write_script(path, script, force=bool(force))
-        print(path)
-        out = shlex.quote(str(path))
+    path = Path(out or source or f"slurm/{file_name(spec.job_name)}.sbatch")
+    _put(path, script, force=force)
     _make_log_directories(spec)
     if unnamed:
-        file = "SCRIPT" if out == "-" else out
+        file = "SCRIPT" if out == "-" else shlex.quote(str(path))
         note(f"{unnamed}; submit it with: sbatch {file} RUN", "warning")
+
+
+def _put(path: Path, text: str, *, force: bool | None) -> None:
+    """Write a file and print its path; for "-", print the text."""
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    from hpc_toolkit.slurm.render.file import write_script
+
+    write_script(path, text, force=bool(force))
+    print(path)
 
 
 def _name_run(template: str | None, given: dict[str, Any], base: dict[str, Any]) -> str:
@@ -214,7 +218,7 @@ def manifest_command(kind: Kind) -> HelpCommand:
         panel: tuple(one for one in group if kind in ONLY_OF.get(one.name, KINDS))
         for panel, group in MANIFEST_PANELS.items()
     }
-    words = argument("[-- SCRIPT ARGS...]", "Training script.")
+    words = Argument("[-- SCRIPT ARGS...]", "Training script.")
     arguments = {"command": Annotated[list[str] | None, words]}
     return HelpCommand(
         kind,
@@ -234,12 +238,4 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
         msg = "--image: a manifest needs the image of its pods"
         raise ConfigError(msg, hint="such as --image registry.org/group/name:1.2")
     spec = ManifestSpec(kind=kind, **values)
-    text = render_manifest(spec)
-    if out == "-":
-        sys.stdout.write(text)
-        return
-    from hpc_toolkit.slurm.render.file import write_script
-
-    path = Path(out or f"slurm/{spec.name}.yaml")
-    write_script(path, text, force=bool(force))
-    print(path)
+    _put(Path(out or f"slurm/{spec.name}.yaml"), render_manifest(spec), force=force)

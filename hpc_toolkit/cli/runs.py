@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from hpc_toolkit.cli import lists
 from hpc_toolkit.cli.arguments import (
     ITEM_HELP,
+    Argument,
     GivenRun,
     RunArgument,
-    argument,
     open_run,
     switch,
     value,
@@ -30,8 +30,6 @@ from hpc_toolkit.rundir.trust import OWNER, check_trust, refuse_untrusted, trust
 from hpc_toolkit.system.options import only_given, spelled
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.terminal import printable
-
-_MOST_JOBS = 64
 
 
 def register(app: Commands) -> None:
@@ -56,7 +54,7 @@ def register(app: Commands) -> None:
 
 def trust(
     directories: Annotated[
-        list[Path] | None, argument("[DIR]...", "Runs, or directories of runs.")
+        list[Path] | None, Argument("[DIR]...", "Runs, or directories of runs.")
     ] = None,
     *,
     owner: Annotated[
@@ -225,9 +223,9 @@ def pythia(
 
 def fetch(
     source: Annotated[
-        str, argument("SOURCE", "Run, campaign (.toml), file of items, or - for stdin.")
+        str, Argument("SOURCE", "Run, campaign (.toml), file of items, or - for stdin.")
     ],
-    jobs: Annotated[int, value("N", "Checkpoints to download at once.")] = 4,
+    jobs: Annotated[int, value("N", "Checkpoints to download at once.", least=1, most=64)] = 4,
     offline: Annotated[
         bool, switch("--offline", "Download nothing; show what a job without network would lack.")
     ] = False,
@@ -243,8 +241,6 @@ def fetch(
     """
     from hpc_toolkit.science.workloads.checkpoints import on_hub
 
-    if not 1 <= jobs <= _MOST_JOBS:
-        raise ConfigError(f"--jobs: {jobs} downloads at once", hint=f"give 1 to {_MOST_JOBS}")
     if offline:  # before anything imports the hub
         os.environ["HF_HUB_OFFLINE"] = "1"
     items, stage, given = _named_in(source)

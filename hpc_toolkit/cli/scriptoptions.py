@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from hpc_toolkit.cli.arguments import argument, complete_cluster, find_cluster
+from hpc_toolkit.cli.arguments import Argument, complete_cluster, find_cluster
 from hpc_toolkit.cli.help import ALL, HelpCommand, write_rows
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.slurm.render.spec import (
@@ -97,8 +97,8 @@ def script_arguments(more_templates: Sequence[str] = ()) -> dict[str, Any]:
     kinds = f"work-queue, array, campaign, command or train-... [default: {DEFAULT_TEMPLATE}]"
     program = "Program of the template 'command', or script of 'train-...'."
     return {
-        "template": Annotated[str | None, argument("[TEMPLATE]", kinds, complete=complete)],
-        "command": Annotated[list[str] | None, argument("[-- COMMAND...]", program)],
+        "template": Annotated[str | None, Argument("[TEMPLATE]", kinds, complete=complete)],
+        "command": Annotated[list[str] | None, Argument("[-- COMMAND...]", program)],
     }
 
 

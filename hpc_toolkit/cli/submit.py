@@ -36,12 +36,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.render.file import Header
     from hpc_toolkit.submit.submission import Submission
 
-_MOST_JOBS = 1000
-
-
 PANELS: Panels = {
     "Options": (
-        Option("jobs", "Submit N jobs; see --dependency.", "N", default=1, least=1),
+        Option("jobs", "Submit N jobs; see --dependency.", "N", default=1, least=1, most=1000),
         Option(
             "keep", "Have up to N jobs while there is work; they submit each other.", "N", least=1
         ),
@@ -111,10 +108,7 @@ def submit(template: str | None, **given: Any) -> None:
 
 
 def _refuse(template: str | None, given: dict[str, Any]) -> None:
-    """Refuse options that ``--keep`` chooses, ``--keep`` for other jobs, and very many jobs."""
-    if given["jobs"] > _MOST_JOBS:
-        message = f"--jobs: {given['jobs']} are more than {_MOST_JOBS}"
-        raise ConfigError(message, hint="use --array for many jobs")
+    """Refuse options that ``--keep`` chooses, and ``--keep`` for other jobs."""
     if not given["keep"]:
         return
     for name in ("jobs", "array", "dependency"):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from hpc_toolkit.cli.arguments import argument, value
+from hpc_toolkit.cli.arguments import Argument, value
 from hpc_toolkit.cli.help import TRAIN, Commands
 from hpc_toolkit.cli.working import monitored
 from hpc_toolkit.errors import ConfigError
@@ -114,9 +114,9 @@ def register(app: Commands) -> None:
 
 
 def launch(
-    script: Annotated[str, argument("SCRIPT", "Program of each rank.")],
+    script: Annotated[str, Argument("SCRIPT", "Program of each rank.")],
     arguments: Annotated[
-        list[str] | None, argument("[ARGUMENTS]...", "Arguments of SCRIPT.")
+        list[str] | None, Argument("[ARGUMENTS]...", "Arguments of SCRIPT.")
     ] = None,
     **given: Any,
 ) -> None:
@@ -205,7 +205,7 @@ def _tell(request: plan.Request) -> None:
 
 def run(
     *,
-    program: Annotated[list[str], argument("-- SCRIPT [ARGS]...", "Your training.")],
+    program: Annotated[list[str], Argument("-- SCRIPT [ARGS]...", "Your training.")],
     out: Annotated[Path, value("DIR", "Directory for records and logs.", "--out", "-o")],
     world_sizes: Annotated[str, value("N,N", "Numbers of ranks.")] = "1,2,4",
     **given: Any,
@@ -268,7 +268,7 @@ def analyze(
     *,
     source: Annotated[
         list[Path],
-        argument(
+        Argument(
             "SOURCE...",
             "Directory of 'scaling run' or of logs, or a .jsonl or .log file; - is stdin.",
         ),

@@ -6,7 +6,6 @@ import gc
 import importlib
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -97,14 +96,8 @@ def prepare_work(run: str | None, **given: Any) -> Callable[[], int]:
     from hpc_toolkit.worker.code import executed
 
     found = Run.open(find_run(run))
-    strict = bool(given["strict_code"])
-    executed(found.paths, found.manifest, strict=strict)
-    options = worker_options(*(given[name] for name in ("deadline", "idle_exit", "lease", "grace")))
-    if given["has"]:
-        from hpc_toolkit.system.needs import parse_has
-
-        options = replace(options, has=parse_has(given["has"], "--has"))
-    options = replace(options, strict_code=strict)
+    executed(found.paths, found.manifest, strict=bool(given["strict_code"]))
+    options = _worker_options(given)
     rank, on_ray = RankInfo.from_environ(), given["engine"] == "ray"
     if on_ray:
         rank = replace(rank, in_step=False)  # the driver of actors is not a rank
@@ -224,11 +217,13 @@ def _closing(view: RunView, given: str, *, campaign: bool = False) -> str:
 
     ``given`` is the run's path as messages name it. The coordinator of a campaign gathers itself.
     """
+    import shlex  # ranks of a step do without it
+
     from hpc_toolkit.queue.left import pause_reason
     from hpc_toolkit.queue.state import ItemState
 
     view.poll()
-    run, total, failed, left = _quoted(given), 0, 0, 0
+    run, total, failed, left = shlex.quote(given), 0, 0, 0
     for stage in view.stages.values():
         for unit in stage.state.units.values():
             total += unit.unit.count
@@ -253,29 +248,22 @@ def _closing(view: RunView, given: str, *, campaign: bool = False) -> str:
     return f"{given}: {left:,} of {items} left{others}: hpctk status {run}"
 
 
-def _quoted(path: str) -> str:
-    if re.fullmatch(r"[\w@%+=:,./-]+", path, re.ASCII):
-        return path
-    import shlex  # most paths do without it
-
-    return shlex.quote(path)
-
-
-def worker_options(
-    deadline: str | None, idle_exit: str | None, lease: str | None, grace: str | None
-) -> WorkerOptions:
-    """A worker's settings from the texts of the options; None is an option that was not given."""
+def _worker_options(given: dict[str, Any]) -> WorkerOptions:
+    """A worker's settings from the options of the command."""
     from hpc_toolkit.worker.worker import WorkerOptions
 
-    found: dict[str, Any] = {"deadline": _deadline(deadline)}
-    if idle_exit is not None:
-        found["idle_exit_s"] = parse_duration(idle_exit, where="--idle-exit")
-    elif RankInfo.from_environ().job_id is not None:
+    strict = bool(given["strict_code"])
+    found: dict[str, Any] = {"deadline": _deadline(given["deadline"]), "strict_code": strict}
+    if RankInfo.from_environ().job_id is not None:
         found["idle_exit_s"] = _IDLE_EXIT_IN_SLURM_S
-    if lease is not None:
-        found["lease_s"] = parse_duration(lease, where="--lease")
-    if grace is not None:
-        found["grace_s"] = parse_duration(grace, where="--grace", zero=True)
+    for name in ("idle_exit", "lease", "grace"):
+        if given[name] is not None:
+            where = f"--{name.replace('_', '-')}"
+            found[f"{name}_s"] = parse_duration(given[name], where=where, zero=name == "grace")
+    if given["has"]:
+        from hpc_toolkit.system.needs import parse_has
+
+        found["has"] = parse_has(given["has"], "--has")
     return WorkerOptions(**found)
 
 

@@ -6,6 +6,7 @@ A table lists a command's options once, for the command line and for other code 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ class Option(NamedTuple):
     """Whether the help leaves it out."""
     least: int | None = None
     """The smallest number that is taken; one with a limit must be finite."""
+    most: float = math.inf
+    """The largest number that is taken; for an option with :attr:`least`."""
     variable: str | None = None
     """An environment variable that also sets the option."""
     complete: Callable[[str], list[str]] | None = None

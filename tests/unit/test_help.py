@@ -157,6 +157,19 @@ def test_a_word_that_is_no_choice_of_an_option_is_refused(name: str, option: str
 
 
 @pytest.mark.parametrize(
+    ("words", "least", "most"), [("submit --jobs", 1, 1000), ("plan --items", 1, 10**7)]
+)
+def test_a_number_beyond_the_limits_of_an_option_is_refused(
+    words: str, least: int, most: int
+) -> None:
+    for number in (least - 1, most + 1):
+        ended = CliRunner().invoke(ROOT, [*words.split(), str(number)])
+
+        assert ended.exit_code == 2
+        assert f"'{number}' is not a number from {least} to {most}" in ended.output
+
+
+@pytest.mark.parametrize(
     "words",
     [
         *("status run {}", "status --{}", "render --nodes {}", "render --{} 1", "cluster {}"),

@@ -234,7 +234,7 @@ class _Reader:
         if not worker.in_run and claim.at is not None:
             # The file server's clock may be ahead of the worker's.
             seen = worker.presence.at if worker.presence is not None else worker.at
-            if claim.clock == records.BY_WORKER or claim.at <= seen:
+            if claim.is_exact or claim.at <= seen:
                 self._spend(worker, WAIT, claim.at)
         worker.in_run = worker.has_run = True
 

@@ -22,8 +22,6 @@ from hpc_toolkit.rundir.journal import Line, next_release
 
 DONE, DUPLICATE, FAILED, PERMANENT = "done", "duplicate", "failed", "permanent"
 KILLED, LOST = "killed", "lost"
-BY_WORKER, BY_FILE, UNKNOWN = "worker", "file", ""
-"""Which clock gave the time of a claim: the worker's, the file server's (mtime), or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +35,8 @@ class Claim:
     worker: str
     at: float | None
     """When the unit run began, else the time of the claim's file if that is its own."""
-    clock: str
-    """What gave ``at``: :data:`BY_WORKER`, :data:`BY_FILE` or :data:`UNKNOWN`."""
+    is_exact: bool
+    """Whether ``at`` is by the worker's clock, not by the file server's (mtime)."""
 
 
 @dataclass(slots=True, kw_only=True)  # frozen, it would take three times as long to make
@@ -81,9 +79,6 @@ class Attempt:
 class Release:
     """A worker ended its run of a unit, and writes no more lines for this generation."""
 
-    stage: str
-    unit: str
-    generation: int
     worker: str
     at: float
 
@@ -92,20 +87,12 @@ class Release:
 class Death:
     """A generation whose worker or executor died; a death is recorded when it is seen."""
 
-    stage: str
-    unit: str
-    generation: int
-    item: int
-    """Number of the suspect in the run: the item that was first without a result."""
     worker: str
     """The worker that died, or whose executor died."""
-    host: str
     by: str
     """The worker that recorded it; equal to ``worker`` if an executor died."""
     evidence: str
     """``lock``, ``lease``, ``slurm``, or ``executor killed by SIGKILL`` and the like."""
-    explained: str
-    """Why no item is suspected, such as ``drain`` or ``node failure``; "" otherwise."""
     at: float
     """When it was recorded, by the clock of ``by``."""
 
@@ -149,11 +136,6 @@ class _Unit(NamedTuple):
         unit = state.unit
         return cls(stage, state, unit.name, stage.log.segments[unit.entry].group_of(unit))
 
-    @property
-    def place(self) -> dict[str, Any]:
-        """The names of the stage and of the unit, which all records have."""
-        return {"stage": self.stage.spec.name, "unit": self.name}
-
     def number(self, item: int, generation: int) -> int:
         """Number of an attempt of an item, from 1."""
         history = self.state.histories.get(item)
@@ -172,11 +154,14 @@ class _Unit(NamedTuple):
 
     def claim(self, generation: int, worker: str, at: float | None = None) -> Claim:
         """A claim whose unit run began ``at``; if that is unknown, use the time of its file."""
-        clock = BY_WORKER
-        if at is None:
-            at = self._file_time(generation)
-            clock = UNKNOWN if at is None else BY_FILE
-        return Claim(**self.place, generation=generation, worker=worker, at=at, clock=clock)
+        return Claim(
+            stage=self.stage.spec.name,
+            unit=self.name,
+            generation=generation,
+            worker=worker,
+            at=self._file_time(generation) if at is None else at,
+            is_exact=at is not None,
+        )
 
     def _file_time(self, generation: int) -> float | None:
         """Time of a claim's file; a claim that is one more name of an earlier claim has none."""
@@ -229,11 +214,6 @@ class History:
             self._shown.add(run)
         return True
 
-    def item_number(self, stage: str, entry: int, position: int) -> int:
-        """Number of an item in the run, as ``hpctk explain --item`` takes it."""
-        segment = self.view.stages[stage].log.segments[entry]
-        return self._first[stage, entry] + segment.number(position)
-
     def _unit(self, name: str) -> _Unit | None:
         """The unit that a journal line names; None if its segment is not visible yet."""
         stage = self.view.stages.get(name.partition("/")[0])
@@ -263,7 +243,7 @@ class History:
             yield from self._death(unit, record, worker, course.ended)
         elif record["type"] == "release":
             self._shown.discard(run)  # its claim cannot come again
-            yield at, Release(**unit.place, generation=run[1], worker=worker, at=at)
+            yield at, Release(worker=worker, at=at)
         else:
             yield at, self._attempt(unit, worker, line)
             course.ended = at
@@ -318,16 +298,18 @@ class History:
 
     def _ended(self, unit: _Unit, record: dict[str, Any], **facts: Any) -> Attempt:
         """An attempt at the item of a journal line."""
-        generation = record["generation"]
+        generation, position = record["generation"], record["item"]
+        stage, entry = unit.stage.spec.name, unit.state.unit.entry
         presence = self.presences.get(facts["worker"])
         return Attempt(
-            **unit.place,
-            entry=unit.state.unit.entry,
-            position=record["item"],
-            item=self._number(unit, record),
+            stage=stage,
+            entry=entry,
+            position=position,
+            item=self._first[stage, entry] + unit.stage.log.segments[entry].number(position),
             group=unit.group,
+            unit=unit.name,
             generation=generation,
-            number=unit.number(record["item"], generation),
+            number=unit.number(position, generation),
             host=presence.host if presence is not None else record.get("host", ""),
             **facts,
         )
@@ -352,12 +334,7 @@ class History:
             error=first_line(evidence if own else f"worker died: {evidence}"),
         )
         yield at, attempt
-        keys = ("generation", "worker", "host", "evidence", "explained", "at")
-        facts = {key: record[key] for key in keys}
-        yield at, Death(**unit.place, item=self._number(unit, record), by=by, **facts)
-
-    def _number(self, unit: _Unit, record: dict[str, Any]) -> int:
-        return self.item_number(unit.stage.spec.name, unit.state.unit.entry, record["item"])
+        yield at, Death(worker=died, by=by, evidence=evidence, at=at)
 
     def _last_end(self, worker: str, run: _Run) -> float | None:
         """When a dead worker's last attempt in a unit run ended, and so its next one began."""

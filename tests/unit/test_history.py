@@ -96,9 +96,7 @@ def test_a_lost_attempt_begins_where_the_last_one_of_its_unit_run_ended(fast_dir
     assert [(one.begin, one.end, one.seconds) for one in lost] == [(110.0, None, None)]
     assert lost[0].error == "worker died: lock"
     deaths = [one for one in found if isinstance(one, Death)]
-    assert [(one.worker, one.by, one.explained, one.at) for one in deaths] == [
-        ("wa", "wb", "drain", 300.0)
-    ]
+    assert [(one.worker, one.by, one.at) for one in deaths] == [("wa", "wb", 300.0)]
 
 
 def test_records_come_in_the_order_of_time_and_a_clock_set_back_changes_no_journals_order(

@@ -120,9 +120,9 @@ def test_seconds_add_up_whatever_clocks_and_journals_say(
 def record_of(kind: str, end: float, seconds: float) -> Claim | Attempt | Release:
     common: dict[str, Any] = {"stage": "items", "unit": "u", "generation": 1, "worker": "w"}
     if kind == "claim":
-        return Claim(**common, at=end, clock="worker")
+        return Claim(**common, at=end, is_exact=True)
     if kind == "release":
-        return Release(**common, at=end)
+        return Release(worker="w", at=end)
     place: dict[str, Any] = {
         "entry": 1,
         "position": 0,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit import ArmTable
     from hpc_toolkit.campaign.settings import Campaign
 
+_HEIGHT = 210
+"""Of the axes of the best reward so far."""
 _COLUMNS, _ROWS, _LEVELS = 120, 50, 160
 _BINS, _DISTINCT = 12, 24
 """Numbers with more different values than ``_DISTINCT`` are divided into ``_BINS``."""
@@ -66,30 +68,30 @@ def best_so_far(
     ``costs`` are the evaluations and the seconds of an arm. ``order`` are the rewards of all arms,
     to compare with a random order. ``levels`` are drawn as horizontal lines.
     """
+    parts: list[str] = []
+    left, top, width = 64.0, 0.0, (figures.PAGE - 24) / 2 - 64
     spent = [float(step.evaluations) for step in steps], [step.seconds for step in steps]
-    drawn = []
     for timed, (xs, cost) in enumerate(zip(spent, costs, strict=True)):
-        series = list(_lines(steps, xs, cost, order, levels))
-        points = [point for line in series for point in line.points]
-        ys = [y for _, y in points]
-        across = figures.Axis(0.0, max(x for x, _ in points) or 1.0)
+        lines = list(_lines(steps, xs, cost, order, levels))
+        if not parts:  # one legend for both
+            parts, high = figures.legend((key for key, _ in lines), 48, figures.PAGE - 20)
+            top = 68 + high
+        ys = [y for _, points in lines for _, y in points]
+        most = max(x for _, points in lines for x, _ in points) or 1.0
         room = (max(ys) - min(ys)) * 0.06 or abs(max(ys)) * 0.05 or 1.0
-        plot = figures.Plot(
-            x="evaluation time" if timed else "evaluations",
-            y="best reward so far",
-            across=across,
-            up=figures.Axis(min(ys) - room, max(ys) + room),
-            columns=figures.span_ticks(across.high, 6)
-            if timed
-            else figures.number_ticks(0.0, across.high),
-            series=series,
-        )
-        drawn.append(plot)
+        across, up = figures.Axis(0.0, most), figures.Axis(min(ys) - room, max(ys) + room)
+        panel = figures.Panel(across, up, left, top, width, _HEIGHT)
+        columns = figures.span_ticks(most, 6) if timed else figures.number_ticks(0.0, most)
+        rows = figures.number_ticks(up.low, up.high)
+        name = "evaluation time" if timed else "evaluations"
+        parts += panel.frame(columns, rows, name, "best reward so far")
+        parts += [panel.line(points, colour, style) for (colour, _, style), points in lines]
+        left += width + 64
     last = steps[-1]
     since = next(step for step in steps if step.reward == last.reward)
     said = f"After {counted(last.evaluations, 'evaluation')} the best reward is {last.reward:.4f};"
     said += f" it was found after {since.evaluations:,}."
-    return figures.plots("Best reward so far", said, drawn)
+    return figures.on_page("Best reward so far", said, top + _HEIGHT + 56, parts)
 
 
 def _lines(
@@ -98,21 +100,21 @@ def _lines(
     cost: float,
     order: Sequence[float],
     levels: Mapping[str, float],
-) -> Iterator[figures.Series]:
+) -> Iterator[tuple[tuple[str, str, str], list[figures.Point]]]:
+    """Colour, name and style of each line, and its points."""
     points = [(spent[0], steps[0].reward)]
     for at, step in zip(spent[1:], steps[1:], strict=True):
         points += [(at, points[-1][1]), (at, step.reward)]  # a reward holds until the next one
-    yield figures.Series(name="search", points=points, colour=figures.COLOURS[0])
+    yield (figures.COLOURS[0], "search", ""), points
     wide, end = 'stroke-width="2"', spent[-1]
     if order and cost > 0:
         counts = some_counts(min(len(order), max(1, math.ceil(end / cost))))
         best = zip((cost * count for count in counts), expected_best(order, counts), strict=True)
         points = [point for point in best if point[0] <= end * 1.02 or point[0] == cost]
-        name, style = "random order (expected)", f"{wide} {figures.DASHED}"
-        yield figures.Series(name=name, points=points, colour=figures.COLOURS[6], style=style)
+        yield (figures.COLOURS[6], "random order (expected)", f"{wide} {figures.DASHED}"), points
     for number, (name, reward) in enumerate(levels.items(), 1):
-        points, style = [(0.0, reward), (end, reward)], f"{wide} {figures.DOTTED}"
-        yield figures.Series(name=name, points=points, colour=figures.COLOURS[number], style=style)
+        points = [(0.0, reward), (end, reward)]
+        yield (figures.COLOURS[number], name, f"{wide} {figures.DOTTED}"), points
 
 
 class Grid(NamedTuple):

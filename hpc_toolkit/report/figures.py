@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
@@ -194,54 +194,6 @@ def figure(
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
-
-
-_LEFT, _RIGHT, _TOP = 64, 24, 48
-_HEIGHT, _GAP = 210, 56
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """A line through points, in the units of the axes."""
-
-    name: str
-    """Its text in the legend."""
-    points: Sequence[Point]
-    colour: str
-    style: str = ""
-    """SVG attributes of the line, such as ``DASHED``; a line of width 2 by default."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
-    """Lines on the same axes."""
-
-    x: str
-    """Name of the horizontal axis, with its unit."""
-    y: str
-    across: Axis
-    up: Axis
-    columns: Ticks
-    """Values of the horizontal axis and their labels."""
-    series: Sequence[Series]
-
-
-def plots(title: str, said: str, drawn: Sequence[Plot]) -> Figure:
-    """Draw plots beside each other with one legend; ``said`` describes them in words."""
-    width = (PAGE - _RIGHT) / len(drawn) - _LEFT
-    lines = [line for plot in drawn for line in plot.series if line.points]
-    names = dict.fromkeys((line.colour, line.name, line.style) for line in lines)
-    parts, high = legend(names, _TOP, PAGE - 20)
-    top = _TOP + high + 20
-    for number, plot in enumerate(drawn):
-        left = _LEFT + number * (width + _LEFT)
-        panel = Panel(plot.across, plot.up, left, top, width, _HEIGHT)
-        rows = number_ticks(plot.up.low, plot.up.high)
-        parts += panel.frame(plot.columns, rows, plot.x, plot.y)
-        parts += [
-            panel.line(one.points, one.colour, one.style) for one in plot.series if one.points
-        ]
-    return on_page(title, said, top + _HEIGHT + _GAP, parts)
 
 
 _UNITS = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))

@@ -34,21 +34,13 @@ _SPARKS, _FEWEST = 24, 4
 """The most and the fewest values of a curve."""
 
 
-class Bar(Record):
-    """Shares of a whole, from 0 to 1."""
-
-    done: float
-    failed: float
-    running: float
-
-
 class Row(Record):
     label: str
     """What the row is about; "" continues the row above."""
     text: str
     tone: str = ""
-    bar: Bar | None = None
-    """A bar to draw before the text."""
+    bar: tuple[float, ...] = ()
+    """Shares from 0 to 1 that are done, failed and running, to draw before the text."""
     curve: tuple[float, ...] = ()
     """Values to draw as a small curve before the text."""
     is_title: bool = False
@@ -153,7 +145,7 @@ def _stage_rows(now: Status) -> Iterator[Row]:
         up_to = "up to " if counts.coming else ""
         share = f"{100 * finished // whole if whole else 0:3d}%"
         opened = "" if counts.sealed or counts.whole > counts.total else ", open for more"
-        yield Row(name, f"{share}  {finished:,} of {up_to}{whole:,}{opened}", bar=Bar(*shares))
+        yield Row(name, f"{share}  {finished:,} of {up_to}{whole:,}{opened}", bar=tuple(shares))
         parts = stage_parts(counts)
         if parts:
             yield Row("", ", ".join(parts), DIM)

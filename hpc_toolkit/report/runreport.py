@@ -152,7 +152,7 @@ def _status(facts: RunFacts) -> Section:
     """The rows of ``hpctk status``."""
     shown = panel(facts.status)[1:]
     if _follow(facts.manifest):  # the stages have a section
-        shown = list(dropwhile(lambda row: row.bar is not None or not row.label, shown))
+        shown = list(dropwhile(lambda row: row.bar or not row.label, shown))
     rows: list[Row] = [(row.label, row.text) for row in shown]
     rows += [("used", facts.used)] if facts.used else []
     return Section(title="Status", tables=(Table(title="", columns=(), rows=rows),))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hpc_toolkit.report.panel import BAD, DIM, GOOD, WARN, Bar, Row, panel
+from hpc_toolkit.report.panel import BAD, DIM, GOOD, WARN, Row, panel
 from hpc_toolkit.system.quantities import counted
 from hpc_toolkit.system.record import Record
 from hpc_toolkit.system.terminal import columns, cut, pad, printable, split_at, wrap
@@ -119,7 +119,7 @@ def _draw_row(row: Row, width: int, look: Look) -> list[str]:
     label = f"  {pad(look.plain(row.label), width)}  "
     room, needed = look.columns - len(indent), columns(text)
     picture, taken = "", 0
-    if row.bar is not None:
+    if row.bar:
         widest = _BAR_WIDTHS[1] if look.columns == _PIPE_COLUMNS else look.columns // 2
         taken = max(_BAR_WIDTHS[0], min(widest, room - needed - 2))
         if taken + 2 + min(needed, 12) <= room:
@@ -140,24 +140,16 @@ def _draw_row(row: Row, width: int, look: Look) -> list[str]:
     return lines + [look.paint(line, code) for line in wrapped[1:]]
 
 
-def _bar(bar: Bar, width: int, look: Look) -> str:
+def _bar(shares: Sequence[float], width: int, look: Look) -> str:
     """Return a bar of done, failed and running items; a share above zero is never hidden."""
-    cells = {name: round(share * width) for name, share in _shares(bar)}
-    for name, share in _shares(bar):
-        if share > 0 and not cells[name]:
-            cells[name] = 1
+    cells = [max(round(share * width), share > 0) for share in shares]
     # What is left is not hidden either.
-    most = width - (bar.done + bar.failed + bar.running < 1)
-    while sum(cells.values()) > most:
-        cells[max(cells, key=lambda name: cells[name])] -= 1
-    marks = ("█", "▓", "▒", "─") if look.unicode else ("#", "x", "=", ".")
-    rest = width - sum(cells.values())
-    parts = zip(marks, (*cells.values(), rest), ("32", "31", "36", "2"), strict=True)
+    most = width - (sum(shares) < 1)
+    while sum(cells) > most:
+        cells[cells.index(max(cells))] -= 1
+    marks = "█▓▒─" if look.unicode else "#x=."
+    parts = zip(marks, (*cells, width - sum(cells)), ("32", "31", "36", "2"), strict=True)
     return "".join(look.paint(mark * count, code) for mark, count, code in parts)
-
-
-def _shares(bar: Bar) -> tuple[tuple[str, float], ...]:
-    return ("done", bar.done), ("failed", bar.failed), ("running", bar.running)
 
 
 def _spark(values: Sequence[float], look: Look) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.report.panel import Bar, Row, headline, host_rows, one_line, panel
+from hpc_toolkit.report.panel import Row, headline, host_rows, one_line, panel
 from hpc_toolkit.report.terminal import Look, draw, status_html
 from hpc_toolkit.results.explain import Failures
 from hpc_toolkit.results.progress import NO_WORKER, OPEN, PAUSED, StageCounts, WorkerCounts
@@ -107,7 +107,7 @@ def test_a_headline_says_how_a_run_stands(changes: dict[str, Any], words: str) -
 def test_a_bar_hides_no_share(
     shares: tuple[float, float, float], unicode: bool, drawn: str
 ) -> None:
-    row = Row("items", "x" * 50, bar=Bar(*shares))
+    row = Row("items", "x" * 50, bar=shares)
 
     (line,) = draw([row], Look(columns=71, unicode=unicode))
 

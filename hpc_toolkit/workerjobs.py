@@ -14,7 +14,7 @@ from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.queue.presence import FINISHED
 from hpc_toolkit.report.panel import one_line
 from hpc_toolkit.results.progress import NO_WORKER
-from hpc_toolkit.results.status import Beside, Halt
+from hpc_toolkit.results.status import Beside, Status
 from hpc_toolkit.results.workers import living_workers
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.client import SlurmError
@@ -237,8 +237,8 @@ class CallJobs:
     def line(self) -> str:
         """The workers and the time left, or what the jobs wait for."""
 
-        def reason(halt: Halt) -> str:
-            return why(halt, self._states.read()) if halt.kind == NO_WORKER else halt.reason
+        def reason(now: Status) -> str:
+            return why(now, self._states.read()) if now.halt == NO_WORKER else now.reason
 
         now = self._seen.status(beside=Beside(reason=reason))
         return now.reason if not now.workers.alive else one_line(now).partition("; ")[2]

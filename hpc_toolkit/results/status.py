@@ -58,15 +58,6 @@ class TimeLeft(Record, kw_only=True):
         return replace(self, low_s=low_s, eta_s=less(self.eta_s), high_s=less(self.high_s))
 
 
-class Halt(Record):
-    """Why a run makes no progress, as far as its files show; empty texts while it does."""
-
-    run: str
-    complete: bool
-    kind: str
-    reason: str
-
-
 class Search(Record):
     """The search of a campaign, as :attr:`Status.best` and :attr:`Status.search` have it."""
 
@@ -165,7 +156,7 @@ class Beside(Record, kw_only=True):
 
     doctor: str = ""
     """What 'hpctk doctor' reported."""
-    reason: Callable[[Halt], str] = lambda halt: halt.reason
+    reason: Callable[[Status], str] = lambda now: now.reason
     """Explains a standstill, for example by the run's jobs."""
     search: Callable[[bool], Search] | None = None
     """Reads the search of a campaign; its argument says whether the run is complete."""
@@ -232,7 +223,7 @@ def read_status(
         complete=view.complete,
         deaths=sum(stage.state.deaths for stage in view.stages.values()),
         published=last.is_published,
-        reason=beside.reason(Halt(given, view.complete, halt, reason)),
+        reason=reason,
         halt=halt,
         failures=[one.to_json() for one in group_failures(view, seen)],
         warnings=[
@@ -255,6 +246,7 @@ def read_status(
         grown=grown_needs(view) if any(one.spec.retry for one in view.stages.values()) else [],
         doctor=beside.doctor,
     )
+    found = replace(found, reason=beside.reason(found))
     if beside.search is None:
         return found
     search = beside.search(found.complete)

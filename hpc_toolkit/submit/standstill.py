@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.results.progress import NO_WORKER, OPEN
-from hpc_toolkit.results.status import Beside, Halt
+from hpc_toolkit.results.status import Beside, Status
 from hpc_toolkit.rundir.files import last_lines
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.trust import believed
@@ -70,17 +70,17 @@ def beside_of(run: Run, records: Callable[[], list[JobRecord]]) -> Beside:
     """What a status shows of the run's jobs and its filesystem."""
     return Beside(
         doctor=believed(run.paths).said,
-        reason=lambda halt: why(halt, records()),
+        reason=lambda now: why(now, records()),
     )
 
 
-def why(now: Halt, jobs: Sequence[JobRecord]) -> str:
+def why(now: Status, jobs: Sequence[JobRecord]) -> str:
     """Why there is no progress; without workers, what a job of the run waits for and what helps."""
     suspended = [job.id for job in jobs if job.state in _SUSPENDED]
-    goes_on = not now.complete and now.kind != OPEN
+    goes_on = not now.complete and now.halt != OPEN
     if suspended and goes_on and not any(job.state == "RUNNING" for job in jobs):
         return f"Slurm has suspended job {suspended[0]}: it continues when Slurm resumes it"
-    if now.kind != NO_WORKER:
+    if now.halt != NO_WORKER:
         return now.reason
     for job in jobs:
         if job.running:
@@ -99,7 +99,7 @@ def why(now: Halt, jobs: Sequence[JobRecord]) -> str:
     return f"no worker is alive, and job {job.id} waits: {why_waiting(job)}"
 
 
-def _after_end(now: Halt, job: JobRecord) -> str:
+def _after_end(now: Status, job: JobRecord) -> str:
     """Why there are no workers: if their last job failed, how, and the last lines of its log."""
     if not job.ended or job.state == "COMPLETED":
         return now.reason

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hpc_toolkit.campaign.settings import Campaign
 from hpc_toolkit.rundir.layout import RunPaths
 from tests.fakeslurm import Programs
 from tests.manualclock import ManualClock
+from tests.unit.playedcampaign import Play, Played
 
 
 @pytest.fixture
@@ -30,6 +33,16 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     folder = tmp_path / "bin"
     folder.mkdir()
     return Programs(folder, monkeypatch)
+
+
+@pytest.fixture
+def play(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Creates a campaign's run to play, from the campaign and what items give."""
+
+    def created(campaign: Campaign, *value: Any, name: str = "r") -> Played:
+        return Played(fast_dir / name, campaign, monkeypatch, *value)
+
+    return created
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.decisions import Decision, read_decisions
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign, settings_of
+from hpc_toolkit.campaign.summary import Summary, summarize
 from hpc_toolkit.cli.campaigns import make_campaign_run
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.valuefiles import Encoded
@@ -144,7 +145,17 @@ class Played:
             self.dies_after = None
         return False
 
+    def summary(self) -> Summary:
+        run = Run.open(self.root)
+        found = summarize(run.view, campaign_of(run))
+        assert found is not None
+        return found
+
     def decisions(self) -> list[Decision]:
         stage = Run.open(self.root).view.stages["tasks"]
         stage.poll_log()
         return read_decisions(stage.log.segments.values())
+
+
+Play = Callable[..., Played]
+"""What the fixture ``play`` gives."""

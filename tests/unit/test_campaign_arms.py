@@ -12,13 +12,13 @@ import pytest
 from hpc_toolkit.bandit.arms import kind_of
 from hpc_toolkit.campaign.search import make_arms, policy_of
 from hpc_toolkit.campaign.settings import Campaign, read_campaign
-from hpc_toolkit.campaign.summary import search_so_far, summarize
+from hpc_toolkit.campaign.summary import search_so_far
 from hpc_toolkit.cli.campaigns import make_campaign_run
 from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.loading import load_workload
-from tests.unit.playedcampaign import NOOP, Played, campaign_of, work
+from tests.unit.playedcampaign import NOOP, Play, campaign_of, work
 
 GRID = "grid = { lr = [0.001, 0.01, 0.1], depth = [2, 4, 6, 8], model = ['a', 'b'] }"
 
@@ -101,19 +101,18 @@ def test_values_of_a_key_become_features_by_their_kind(values: list[Any], kind: 
 
 
 def test_a_search_over_settings_finds_the_best_and_compares_the_baseline(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, play: Play
 ) -> None:
     arms = f"{GRID}\nbaseline = {{ lr = 0.1, depth = 2 }}"
     own = campaign(tmp_path, arms, "budget = 12\npending = 3")
     assert asdict(policy_of(own, make_arms(own)).rule)["scales"] == "each"
-    played = Played(fast_dir / "r", own, monkeypatch, value_of)
+    played = play(own, value_of)
     played.coordinate()
 
     run = Run.open(played.root)
     assert list(run.view.stages) == ["tasks"]
-    found = summarize(run.view, campaign_of(run))
+    found = played.summary()
     state = search_so_far(Run.open(played.root).view, campaign_of(run))
-    assert found is not None
     assert found.best is not None
     assert found.best.keys == {"lr": 0.01, "depth": 6, "model": "b"}
     assert found.best.arm == "depth=6,lr=0.01,model=b"
@@ -195,9 +194,7 @@ def test_a_users_policy_that_cannot_work_is_refused_at_once(
     assert not (tmp_path / "r").exists()
 
 
-def test_metrics_of_an_earlier_run_are_features(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_of_an_earlier_run_are_features(tmp_path: Path, fast_dir: Path, play: Play) -> None:
     arms: list[dict[str, Any]] = [
         {"lr": lr, "depth": depth, "model": model}
         for lr in (0.001, 0.01, 0.1)
@@ -211,7 +208,7 @@ def test_metrics_of_an_earlier_run_are_features(
         search = "budget = 6\nmetrics = ['entropy']\noptions = { features = 'all' }"
         return campaign(tmp_path, GRID, search, metrics=f"from = '{run.root}'")
 
-    played = Played(fast_dir / "r", measured("all", arms), monkeypatch, value_of)
+    played = play(measured("all", arms), value_of)
     decisions = played.coordinate()
 
     assert list(Run.open(played.root).view.stages) == ["tasks"]
@@ -227,28 +224,25 @@ def test_metrics_of_an_earlier_run_are_features(
 
 
 def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, play: Play
 ) -> None:
     """More arms, another task and a larger budget: nothing that is known is evaluated again.
 
     The code of the first returns the score alone.
     """
     one = "workload = '" + NOOP + "'\nnames = ['a']"
-    first = Played(
-        fast_dir / "first", campaign(tmp_path, GRID, "budget = 6", tasks=one), monkeypatch, score
-    )
+    first = play(campaign(tmp_path, GRID, "budget = 6", tasks=one), score, name="first")
     first.coordinate()
     larger = GRID.replace("[2, 4, 6, 8]", "[2, 4, 6, 8, 10]")
     tasks = f"workload = '{NOOP}'\nnames = ['a', 'b']\nfrom = '{first.root}'"
     own = campaign(tmp_path, larger, "budget = 10\nexhaustive = true", tasks=tasks)
-    second = Played(fast_dir / "second", own, monkeypatch, value_of)
+    second = play(own, value_of, name="second")
     assert second.killed(2)
     second.coordinate(campaign_of(Run.open(second.root)))
 
     rows = gather(Run.open(second.root).view, "tasks").rows
     assert len(rows) == 30 * 2 - 6
-    found = summarize(Run.open(second.root).view, campaign_of(Run.open(second.root)))
-    assert found is not None
+    found = second.summary()
     assert found.ended == "requested 10 arms, the budget is 10"
     assert found.exhaustive is not None
     assert found.exhaustive.keys == {"lr": 0.01, "depth": 6, "model": "b"}

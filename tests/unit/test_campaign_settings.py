@@ -14,7 +14,7 @@ from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.units import Segment
 from hpc_toolkit.run import Run
-from tests.unit.playedcampaign import NOOP, Played, campaign_of, toy
+from tests.unit.playedcampaign import NOOP, Play, campaign_of, toy
 
 BUDGET = {"budget": 6, "pending": 2}
 
@@ -93,11 +93,9 @@ def test_settings_survive_json(tmp_path: Path) -> None:
 METRIC = {"metrics": ["entropi"], "options": {"features": "all", "initial": 2}}
 
 
-def test_search_may_change_until_its_first_decision(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_may_change_until_its_first_decision(play: Play) -> None:
     """A slip that is found after the metrics were measured does not cost them."""
-    played = Played(fast_dir / "r", toy({**BUDGET, **METRIC}), monkeypatch)
+    played = play(toy({**BUDGET, **METRIC}))
     with pytest.raises(ConfigError, match=r"search\.metrics: no arm has a metric 'entropi'") as one:
         played.coordinate()
     assert "did you mean 'entropy'?" in str(one.value.hint)
@@ -115,10 +113,8 @@ def test_search_may_change_until_its_first_decision(
     assert len(played.coordinate(campaign_of(run))) == 3
 
 
-def test_what_ends_a_search_may_change_while_it_goes_on_and_nothing_else(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played = Played(fast_dir / "r", toy(BUDGET), monkeypatch)
+def test_what_ends_a_search_may_change_while_it_goes_on_and_nothing_else(play: Play) -> None:
+    played = play(toy(BUDGET))
     assert played.killed(2)
     run = Run.open(played.root)
     longer = toy({"budget": 8, "pending": 2, "gpu_hours": 5})

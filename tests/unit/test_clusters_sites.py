@@ -114,11 +114,7 @@ def member(*rows: str, groups: str = "users", host: str = "login1", limits: str 
         ("AllowGroups=a,b", member(groups="b"), ""),
         ("AllowGroups=a,b", member(groups="c"), "AllowGroups=a,b: you are in none"),
         ("AllocNodes=login1,login2", member(host="login2"), ""),
-        (
-            "AllocNodes=login1,login2",
-            member(host="login4"),
-            "AllocNodes=login1,login2: this host is ",
-        ),
+        ("AllocNodes=login1,login2", member(host="login4"), "AllocNodes=login1,login2: this host"),
         ("AllowAccounts=x,y", member("site|y||normal||"), ""),
         ("AllowAccounts=x,y", member("site|z||normal||"), "AllowAccounts=x,y: yours are z"),
         ("AllowAccounts=x,y", User(), "AllowAccounts=x,y: your accounts are unknown"),

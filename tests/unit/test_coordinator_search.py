@@ -19,7 +19,7 @@ from hpc_toolkit.campaign.summary import summarize
 from hpc_toolkit.cli.campaigns import resume_campaign
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.run import Run
-from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work
+from tests.unit.playedcampaign import SECONDS, Play, Value, toy, value_of, work
 
 ALL = tuple(SECONDS)
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -53,10 +53,10 @@ def asks(decisions: Sequence[Decision]) -> list[tuple[str, tuple[Pull, ...], tup
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sequence_is_the_same_wherever_the_coordinator_is_killed_and_nothing_is_asked_twice(
-    name: str, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, play: Play
 ) -> None:
-    calm = Played(fast_dir / "calm", made(name), monkeypatch).coordinate()
-    killed = Played(fast_dir / "killed", made(name), monkeypatch)
+    calm = play(made(name), name="calm").coordinate()
+    killed = play(made(name), name="killed")
     times = 0
     while killed.killed(1):
         times += 1
@@ -73,12 +73,8 @@ def test_sequence_is_the_same_wherever_the_coordinator_is_killed_and_nothing_is_
         assert len(asked) == 20 * 3
 
 
-def test_search_whose_first_results_have_no_score_stops_and_names_their_keys(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played = Played(
-        fast_dir / "r", made("rounds"), monkeypatch, lambda _item: {"acc": 0.5, "loss": 1.0}
-    )
+def test_search_whose_first_results_have_no_score_stops_and_names_their_keys(play: Play) -> None:
+    played = play(made("rounds"), lambda _item: {"acc": 0.5, "loss": 1.0})
 
     for _ in range(2):
         with pytest.raises(RunError, match="have no key 'score', but acc, loss"):
@@ -100,10 +96,8 @@ def test_opening_of_a_policy_is_a_whole_round(more: dict[str, Any], initial: int
     assert asdict(policy_of(campaign, make_arms(campaign)).rule)["initial"] == initial
 
 
-def test_window_asks_for_one_when_the_oldest_is_told(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decisions = Played(fast_dir / "r", made("window"), monkeypatch).coordinate()
+def test_window_asks_for_one_when_the_oldest_is_told(play: Play) -> None:
+    decisions = play(made("window")).coordinate()
 
     assert [len(one.pulls) for one in decisions] == [3] + [1] * 6
     order = [pull.arm for one in decisions for pull in one.pulls]
@@ -112,17 +106,15 @@ def test_window_asks_for_one_when_the_oldest_is_told(
     assert [len(one.tells) for one in decisions] == [0] + [1] * 6
 
 
-def test_metrics_of_the_first_decision_stay_when_a_retry_adds_some(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_of_the_first_decision_stay_when_a_retry_adds_some(play: Play) -> None:
     """Features that come later would give other asks than those that are recorded."""
 
     def gaps(item: dict[str, Any]) -> Value:
         broken = "task" not in item and item["checkpoint"] == "m/step16"
         return None if broken else value_of(item)
 
-    calm = Played(fast_dir / "calm", made("metrics"), monkeypatch, gaps).coordinate()
-    lifted = Played(fast_dir / "lifted", made("metrics"), monkeypatch, gaps)
+    calm = play(made("metrics"), gaps, name="calm").coordinate()
+    lifted = play(made("metrics"), gaps, name="lifted")
     assert lifted.killed(3)
     so_far = len(lifted.decisions())
     assert 0 < so_far < len(calm)
@@ -135,7 +127,7 @@ def test_metrics_of_the_first_decision_stay_when_a_retry_adds_some(
     assert columns["rank"].count(None) == 4
     assert [one.metrics for one in calm[1:]] == [None] * (len(calm) - 1)
     # With the metrics that are there now, the search would be another one.
-    assert asks(Played(fast_dir / "whole", made("metrics"), monkeypatch).coordinate()) != asks(calm)
+    assert asks(play(made("metrics"), name="whole").coordinate()) != asks(calm)
 
 
 def test_a_metric_that_most_arms_lack_is_refused_and_not_left_out() -> None:
@@ -153,10 +145,10 @@ def test_a_metric_that_most_arms_lack_is_refused_and_not_left_out() -> None:
 
 
 def test_a_restart_takes_recorded_asks_from_the_log_even_if_the_policy_would_ask_otherwise(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+    play: Play,
 ) -> None:
     campaign = toy(FAMILIES["racing"], tasks={"seconds": SECONDS})
-    played = Played(fast_dir / "r", campaign, monkeypatch)
+    played = play(campaign)
     assert played.killed(2)
     before = played.decisions()
     other = toy(FAMILIES["racing"], tasks={"seconds": {"a": 30.0, "b": 2.0, "c": 1.0}})
@@ -167,12 +159,10 @@ def test_a_restart_takes_recorded_asks_from_the_log_even_if_the_policy_would_ask
     assert len(after) > len(before)
 
 
-def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(play: Play) -> None:
     """Settings may be replaced in the moment in which the first decision is made."""
-    calm = Played(fast_dir / "calm", made("rounds"), monkeypatch).coordinate()
-    played = Played(fast_dir / "r", made("rounds"), monkeypatch)
+    calm = play(made("rounds"), name="calm").coordinate()
+    played = play(made("rounds"))
     assert played.killed(2)
     run = Run.open(played.root)
 
@@ -187,13 +177,13 @@ def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
 
 
 def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+    fast_dir: Path, play: Play
 ) -> None:
     campaign = toy(
         {"policy": "gp-ucb", "budget": 4, "pending": 2, "asks": "window"},
         models=[{"name": "s", "layers": 2, "size": 1000, "steps": [0, 1]}],
     )
-    Played(fast_dir / "r", campaign, monkeypatch).coordinate()
+    play(campaign).coordinate()
     view = Run.open(fast_dir / "r").view
     view.poll()
     orders: list[list[Any]] = []

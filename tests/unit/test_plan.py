@@ -27,7 +27,7 @@ from tests.manualclock import ManualClock
 from tests.replacedcalls import CountedCalls
 from tests.toyrun import ToyRun
 from tests.unit import jobcommands
-from tests.unit.playedcampaign import Played, toy
+from tests.unit.playedcampaign import Play, toy
 
 
 def plain(count: int, done: int, seconds: Any, **more: Any) -> StageWork:
@@ -276,14 +276,12 @@ SIXTEEN = node_of(GENERIC, workers=16)
 SEARCH = {"policy": "random", "budget": 8, "pending": 2}
 
 
-def played(
-    root: Path, patch: pytest.MonkeyPatch, search: dict[str, Any], waits: int, at: float = 9e9
-) -> Work:
+def played(play: Play, search: dict[str, Any], waits: int, *value: Any) -> Work:
     """A campaign of 20 arms and 3 tasks whose coordinator was killed after ``waits`` waits."""
-    campaign = Played(root, toy(search), patch)
+    campaign = play(toy(search), *value)
     assert campaign.killed(waits)
-    run = Run.open(root)
-    return read_work(run.view, ManualClock(at), given="r", campaign=run.manifest.campaign)
+    run = Run.open(campaign.root)
+    return read_work(run.view, ManualClock(9e9), given="r", campaign=run.manifest.campaign)
 
 
 def plan_of(work: Work, guess: Guess | None = None) -> Plan:
@@ -305,9 +303,9 @@ def asked(work: Work) -> int:
     ],
 )
 def test_the_budget_of_a_campaign_is_counted(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, search: dict[str, Any], evaluations: int
+    play: Play, search: dict[str, Any], evaluations: int
 ) -> None:
-    work = played(fast_dir / "r", monkeypatch, search, 2)
+    work = played(play, search, 2)
 
     (tasks,) = work.stages
     done = len(tasks.seen)
@@ -318,10 +316,8 @@ def test_the_budget_of_a_campaign_is_counted(
     assert any(f"{work.coming} of those left" in line for line in as_lines(plan_of(work)))
 
 
-def test_workers_beyond_what_is_asked_at_once_do_not_help(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = played(fast_dir / "r", monkeypatch, SEARCH, 2)
+def test_workers_beyond_what_is_asked_at_once_do_not_help(play: Play) -> None:
+    work = played(play, SEARCH, 2)
 
     plan = plan_of(work)
     few = make_plan(work, None, [1], GENERIC, node_of(GENERIC, workers=6), draws=4)
@@ -332,13 +328,8 @@ def test_workers_beyond_what_is_asked_at_once_do_not_help(
     assert any("work for 6 workers at once" in line for line in as_lines(plan))
 
 
-def test_tasks_of_which_nothing_is_known_are_left_out_and_named(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    campaign = Played(fast_dir / "r", toy(SEARCH), monkeypatch, lambda _: None)
-    assert campaign.killed(0)
-    run = Run.open(fast_dir / "r")
-    work = read_work(run.view, ManualClock(9e9), given="r", campaign=run.manifest.campaign)
+def test_tasks_of_which_nothing_is_known_are_left_out_and_named(play: Play) -> None:
+    work = played(play, SEARCH, 0, lambda _: None)
 
     assert (work.coming, asked(work)) == (24, 0)
     with pytest.raises(ConfigError, match="durations are unknown"):
@@ -346,10 +337,8 @@ def test_tasks_of_which_nothing_is_known_are_left_out_and_named(
     assert plan_of(work, Guess(10.0)).items == 44
 
 
-def test_a_round_waits_for_the_round_before(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tasks,) = played(fast_dir / "r", monkeypatch, SEARCH, 2).stages
+def test_a_round_waits_for_the_round_before(play: Play) -> None:
+    (tasks,) = played(play, SEARCH, 2).stages
 
     rounds = [batch.round for batch in tasks.batches if batch.round]
     count = len(set(rounds))

@@ -163,11 +163,7 @@ def test_a_list_in_parquet_has_dates_as_text_and_no_missing_values(tmp_path: Pat
         ("l.json", b'[{"x": 1, "x": 2.50}]', ": it has the key 'x' 2 times: [1, 2.5]"),
         ("l.jsonl", b'{"x": 1}\n{"x" :1,"x":2}', "line 2: it has the key 'x' 2 times: [1, 2]"),
         ("l.jsonl", b'{"y": {"x" :1,"x":2}}', "line 1: it has the key 'x' 2 times: [1, 2]"),
-        (
-            "l.yaml",
-            b"- x: 1\n  y: {z: 1,\n    z: 2}",
-            "line 3: z is a key of the same mapping twice",
-        ),
+        ("l.yaml", b"- x: 1\n  y: {z: 1,\n    z: 2}", "line 3: z is a key of the same mapping"),
         ("l.yaml", b"- x: 1\n- x: -.Inf", "line 2: -.Inf is not JSON, but null is"),
         ("l.yaml", b"- x: [.nan]", "line 1: .nan is not JSON, but null is"),
     ],

@@ -146,6 +146,7 @@ def test_ranks_of_a_node_share_its_gpus() -> None:
     assert rank_environment({**PBS, **gpus}) == {}
 
 
+QSTAT = "qstat -f 1234.pbs01.site"
 # In the form that the manuals of these schedulers show.
 OPENPBS = """Job Id: 1234.pbs01
     Job_Name = eval
@@ -169,15 +170,10 @@ hard resource_list:         h_rt=3600,h_vmem=2G
 @pytest.mark.parametrize(
     ("environ", "command", "prints", "left_s"),
     [
-        (PBS, "qstat -f 1234.pbs01.site", OPENPBS.format(stime=""), 3000),
-        (
-            PBS,
-            "qstat -f 1234.pbs01.site",
-            OPENPBS.format(stime="stime = %a %b %d %H:%M:%S %Y"),
-            3000,
-        ),
-        (PBS, "qstat -f 1234.pbs01.site", TORQUE, 3000),
-        (PBS, "qstat -f 1234.pbs01.site", "qstat: Unknown Job Id 1234.pbs01.site", None),
+        (PBS, QSTAT, OPENPBS.format(stime=""), 3000),
+        (PBS, QSTAT, OPENPBS.format(stime="stime = %a %b %d %H:%M:%S %Y"), 3000),
+        (PBS, QSTAT, TORQUE, 3000),
+        (PBS, QSTAT, "qstat: Unknown Job Id 1234.pbs01.site", None),
         ({**PBS, "PBS_WALLTIME": "3600", "PBS_NODEFILE": "FILE"}, "", "", 3000),
         (LSF, "bjobs -noheader -o time_left 77", "0:50 L\n", 3000),
         (LSF, "bjobs -noheader -o time_left 77", "0:50 E\n", None),

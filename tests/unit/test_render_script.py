@@ -113,10 +113,7 @@ def test_absurd_numbers_are_refused(nodes: Any) -> None:
         ({"ntasks": 3, "nodes": 4}, "--sbatch ntasks: 3 ranks are fewer than 4 nodes"),
         ({"ntasks": 9, "nodes": 2, "ntasks_per_node": 4}, "ntasks: 9 are more than .* most 8"),
         ({"workers_per_task": 0}, "--workers-per-task: 0"),
-        (
-            {"cpus_per_task": 4, "workers_per_task": 5},
-            "5 workers are more than the 4 CPUs of a rank",
-        ),
+        ({"cpus_per_task": 4, "workers_per_task": 5}, "5 workers are more than the 4 CPUs"),
         ({"one_rank": True, "container": "/x.sif"}, "--one-rank and --container exclude"),
         ({"exclusive": "node"}, "--sbatch exclusive: 'node' is not accepted"),
         ({"sbatch": ("nodes=2",)}, "--sbatch: 'nodes' is not supported"),
@@ -172,7 +169,7 @@ def test_an_index_beyond_the_largest_array_is_refused() -> None:
         ((("mem", 9216),), r"memory per node \(s\.toml: defaults\.mem\): 9G is more than s has"),
         (
             (("cpus_per_task", 9),),
-            r"--cpus-per-task \(s\.toml: defaults\.cpus_per_task\): 9 is more than s has",
+            r"--cpus-per-task \(s\.toml: defaults\.cpus_per_task\): 9 is ",
         ),
     ],
 )
@@ -315,6 +312,7 @@ def test_a_script_traps_the_warning_that_it_requests() -> None:
 
 SCRIPT = ("train.py", "--lr", "1")
 TWO_NODES: dict[str, Any] = {"nodes": 2, "gpus_per_node": 4}
+TASK_PER_GPU = {"launch": "task-per-gpu"}
 
 
 def script(template: str = "train-multi-node", cluster: Any = LAB, **fields: Any) -> str:
@@ -358,54 +356,37 @@ def test_only_what_has_a_name_can_be_staged(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "fields", "message"),
+    ("fields", "message"),
     [
-        ("train-cpu", {"command": ()}, "the template train-cpu needs a training script"),
-        ("train-cpu", {"nodes": 2}, "--nodes: the template train-cpu runs on one node"),
-        ("train-single-gpu", {"gpus_per_node": 2}, "--gpus-per-node: train-single-gpu uses one"),
-        ("train-multi-gpu", {}, "the template train-multi-gpu needs --gpus-per-node"),
-        ("train-multi-node", {"backend": "nccl"}, "--backend: nccl needs GPUs"),
         (
-            "train-multi-node",
-            {"gpus_per_node": 2, "nproc_per_node": 4},
-            "--nproc-per-node: nccl cannot join 4 ranks on 2 GPUs",
+            {"template": "train-cpu", "command": ()},
+            "the template train-cpu needs a training script",
         ),
+        ({"template": "train-cpu", "nodes": 2}, "--nodes: the template train-cpu runs on one node"),
+        ({"template": "train-single-gpu", "gpus_per_node": 2}, "train-single-gpu uses one"),
+        ({"template": "train-multi-gpu"}, "the template train-multi-gpu needs --gpus-per-node"),
+        ({"backend": "nccl"}, "--backend: nccl needs GPUs"),
+        ({"gpus_per_node": 2, "nproc_per_node": 4}, "-node: nccl cannot join 4 ranks on 2 GPUs"),
+        ({**TASK_PER_GPU, "rank_restarts": 1}, "--rank-restarts: with --launch task-per-gpu"),
         (
-            "train-multi-node",
-            {"launch": "task-per-gpu", "rank_restarts": 1},
-            "--rank-restarts: with --launch task-per-gpu",
-        ),
-        (
-            "train-multi-node",
-            {"command": ("train.py", "--lr", "1", "--nproc_per_node=8")},
+            {"command": (*SCRIPT, "--nproc_per_node=8")},
             "--nproc_per_node=8 comes after the script, which would get it",
         ),
+        ({"command": ("python3.11", "train.py")}, "starts the script itself, without 'python3.11'"),
+        ({"numa_binding": "node"}, "--numa-binding: a node's GPUs (0)"),
         (
-            "train-multi-node",
-            {"command": ("python3.11", "train.py")},
-            "starts the script itself, without 'python3.11'",
-        ),
-        ("train-multi-node", {"numa_binding": "node"}, "--numa-binding: a node's GPUs (0)"),
-        (
-            "train-multi-node",
-            {"launch": "task-per-gpu", "gpus_per_node": 2, "numa_binding": "node"},
+            {**TASK_PER_GPU, "gpus_per_node": 2, "numa_binding": "node"},
             "--numa-binding: with --launch task-per-gpu, srun binds the ranks",
         ),
-        ("train-multi-node", {"stage_dir": "/x"}, "--stage-dir needs --stage"),
-        (
-            "train-multi-node",
-            {"cpu_bind": "cores", "hint": "multithread"},
-            "--cpu-bind and --hint exclude each other",
-        ),
+        ({"stage_dir": "/x"}, "--stage-dir needs --stage"),
+        ({"cpu_bind": "cores", "hint": "multithread"}, "--cpu-bind and --hint exclude each other"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(
-    template: str, fields: dict[str, Any], message: str
-) -> None:
+def test_a_request_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RenderError) as caught:
-        script(template, GENERIC, **fields)
+        script(cluster=GENERIC, **fields)
 
-    assert caught.value.message.startswith(message) or message in caught.value.message
+    assert message in caught.value.message
     assert caught.value.hint
 
 

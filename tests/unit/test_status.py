@@ -28,7 +28,7 @@ from hpc_toolkit.system.ranks import boot_id, host_name
 from hpc_toolkit.system.terminal import columns
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker, tree
-from tests.unit.playedcampaign import Played
+from tests.unit.playedcampaign import Play
 from tests.unit.playedcampaign import toy as toy_campaign
 
 NOW = 1_000_000.0
@@ -225,12 +225,12 @@ def test_results_that_are_not_shown_yet_are_told_of(toy: ToyRun) -> None:
 
 
 def test_without_a_run_all_runs_below_runs_are_compared_in_a_table(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, play: Play
 ) -> None:
     toy, _ = ToyRun(fast_dir / "runs/a", 1200, unit=256), ToyRun(fast_dir / "runs/\x1b[31m日本", 1)
     toy.worker("w", state=FINISHED).work(toy.unit_name(0), i0="done", i1="permanent")
     search = {"policy": "random", "budget": 2, "pending": 2}
-    played = Played(fast_dir / "runs/search", toy_campaign(search), monkeypatch)
+    played = play(toy_campaign(search), name="runs/search")
     played.coordinate()
     monkeypatch.chdir(fast_dir)
     monkeypatch.delenv("HPCTK_RUN", raising=False)

@@ -19,12 +19,11 @@ from optuna.trial import TrialState
 
 from hpc_toolkit import study
 from hpc_toolkit.campaign.arms import arm_id
-from hpc_toolkit.campaign.summary import summarize
 from hpc_toolkit.errors import ConfigError, PermanentError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import JournalWriter, seal_line
 from hpc_toolkit.study.trials import TrialFiles, Trials, TrialStorage
-from tests.unit.playedcampaign import NOOP, Played, campaign_of, toy
+from tests.unit.playedcampaign import NOOP, Play, toy
 from tests.unit.test_architecture import loaded
 from tests.unit.test_campaign_arms import campaign
 
@@ -458,15 +457,13 @@ ROWS = """rows = [
 ]"""
 
 
-def test_a_campaign_is_a_study_of_its_arms(
-    tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_campaign_is_a_study_of_its_arms(tmp_path: Path, play: Play) -> None:
     def value(item: dict[str, Any]) -> dict[str, Any] | None:
         return None if item["model"] == "fails" else {"score": item["depth"] / 8, "stderr": 0.01}
 
     tasks = f"workload = '{NOOP}'\nnames = ['a']"
     own = campaign(tmp_path, ROWS, "budget = 4\npolicy = 'random'", tasks=tasks)
-    played = Played(fast_dir / "r", own, monkeypatch, value)
+    played = play(own, value)
     assert played.killed(1)
     early = study.load(played.root)
     played.coordinate()
@@ -493,12 +490,8 @@ def test_a_campaign_is_a_study_of_its_arms(
     assert set(found.trials_dataframe()["params_depth"]) == {2, 4, 8}
 
 
-def test_an_arm_that_a_race_dropped_is_a_pruned_trial(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played = Played(
-        fast_dir / "r", toy({"policy": "racing", "options": {"first": 2, "c": 3.0}}), monkeypatch
-    )
+def test_an_arm_that_a_race_dropped_is_a_pruned_trial(play: Play) -> None:
+    played = play(toy({"policy": "racing", "options": {"first": 2, "c": 3.0}}))
     played.coordinate()
 
     found = study.load(played.root)
@@ -506,8 +499,7 @@ def test_an_arm_that_a_race_dropped_is_a_pruned_trial(
     dropped = [one for one in found.trials if one.state == PRUNED]
     assert dropped
     assert all(len(one.user_attrs) == 4 and one.values is None for one in dropped)
-    best = summarize(Run.open(played.root).view, campaign_of(Run.open(played.root)))
+    best = played.summary().best
     assert best is not None
-    assert best.best is not None
-    assert found.best_trial.user_attrs["arm"] == best.best.arm
-    assert found.best_trial.params == best.best.keys
+    assert found.best_trial.user_attrs["arm"] == best.arm
+    assert found.best_trial.params == best.keys

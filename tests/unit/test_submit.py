@@ -383,10 +383,7 @@ def test_i7_status_shows_jobs_and_changes_nothing_below_the_run(
             [{"State": "PREEMPTED", "Reason": "None"}],
             "no worker is alive: job 7 was preempted and does not restart; 'hpctk submit'",
         ),
-        (
-            [{"State": "SUSPENDED", "Reason": "None"}],
-            "Slurm has suspended job 7: it continues when Slurm resumes it",
-        ),
+        ([{"State": "SUSPENDED", "Reason": "None"}], "Slurm has suspended job 7: it continues"),
         ([{"State": "RUNNING", "NodeList": "n1"}], "'hpctk logs --job 7' tells why not"),
         (  # the job that can start by itself is the better hope
             [{"Reason": "JobHeldUser"}, {"Reason": "Resources"}],
@@ -480,12 +477,7 @@ def test_status_says_how_the_last_job_failed_and_what_it_printed_last(
         ("PENDING", "MaxMemPerLimit", "use less --mem", True),
         ("PENDING", "BeginTime", "two minutes", False),
         ("PENDING", "ReqNodeNotAvail,_UnavailableNodes:n[1-4]", "down, drained", False),
-        (
-            "PENDING",
-            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved",
-            "request others",
-            False,
-        ),
+        ("PENDING", "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "request other", False),
         ("PENDING", "AssocGrpCPUMinutesLimit", "another --account", False),
         ("PENDING", "QOSMaxJobsPerUserLimit", "quality of service", False),
         ("PENDING", "", "has not looked at it", False),

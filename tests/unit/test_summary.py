@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hpc_toolkit.campaign.evaluations import Found
 from hpc_toolkit.campaign.searchfigures import expected_best
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign
-from hpc_toolkit.campaign.summary import Summary, summarize, summary_lines
+from hpc_toolkit.campaign.summary import Summary, summary_lines
 from hpc_toolkit.cli.gathering import read_facts
 from hpc_toolkit.report.figures import Figure
 from hpc_toolkit.report.page import Section, as_html
 from hpc_toolkit.run import Run
 from tests.hostile import HOSTILE
-from tests.unit.playedcampaign import NOOP, SECONDS, Played, Value, score, toy, value_of
+from tests.unit.playedcampaign import NOOP, SECONDS, Play, Value, score, toy, value_of
 from tests.unit.test_report import SVG, Page, assert_texts_are_inside, figures_of
 
 ARMS = [
@@ -35,16 +35,10 @@ ARMS = [
 EACH_S = sum(SECONDS.values())
 
 
-def outcome(
-    root: Path,
-    campaign: Campaign,
-    patch: pytest.MonkeyPatch,
-    value: Callable[[dict[str, Any]], Value] = value_of,
-) -> Summary:
-    Played(root, campaign, patch, value).coordinate()
-    found = summarize(Run.open(root).view, campaign)
-    assert found is not None
-    return found
+def outcome(play: Play, campaign: Campaign, *value: Any) -> Summary:
+    played = play(campaign, *value)
+    played.coordinate()
+    return played.summary()
 
 
 def best_of(found: Summary) -> Found:
@@ -57,9 +51,9 @@ def mean(arm: tuple[str, int]) -> float:
     return sum(scores) / len(scores)
 
 
-def test_summary_of_a_search_by_arms(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_of_a_search_by_arms(play: Play) -> None:
     search = {"policy": "gp-ucb", "budget": 6, "pending": 3, "exhaustive": True}
-    found = outcome(fast_dir / "r", toy(search), monkeypatch)
+    found = outcome(play, toy(search))
     best = max(ARMS, key=mean)
 
     assert (found.evaluated, found.arms) == (6, 20)
@@ -81,12 +75,10 @@ def test_summary_of_a_search_by_arms(fast_dir: Path, monkeypatch: pytest.MonkeyP
     assert " over " not in lines
 
 
-def test_summary_of_a_race_is_of_the_tasks_that_it_needed(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_summary_of_a_race_is_of_the_tasks_that_it_needed(play: Play) -> None:
     seconds = {"seconds": SECONDS}
     search = {"policy": "racing", "options": {"first": 2, "c": 0.0}}
-    found = outcome(fast_dir / "r", toy(search, tasks=seconds), monkeypatch)
+    found = outcome(play, toy(search, tasks=seconds))
 
     assert found.tasks == ["a", "b"]
     assert (found.evaluated, found.evaluations) == (20, 40)
@@ -102,16 +94,14 @@ def test_summary_of_a_race_is_of_the_tasks_that_it_needed(
     assert summary_lines(found)[2].endswith(" over 2 of 3 tasks")
 
 
-def test_what_a_race_found_is_compared_with_all_arms_over_all_tasks(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_race_found_is_compared_with_all_arms_over_all_tasks(play: Play) -> None:
     def last_task_turns_it(item: dict[str, Any]) -> Value:
         other = item.get("task") == "c" and (item["checkpoint"], item["layer"]) == ("s/step0", 0)
         return {"score": 9.0} if other else value_of(item)
 
     search = {"policy": "racing", "options": {"first": 2, "c": 0.0}, "exhaustive": True}
     campaign = toy(search, tasks={"seconds": SECONDS})
-    found = outcome(fast_dir / "r", campaign, monkeypatch, last_task_turns_it)
+    found = outcome(play, campaign, last_task_turns_it)
 
     assert best_of(found).arm == "m/step16/layer2"
     assert found.verified is not None
@@ -136,7 +126,7 @@ def test_what_a_race_found_is_compared_with_all_arms_over_all_tasks(
     ],
 )
 def test_a_score_of_nan_fails_its_evaluation_and_the_search_goes_on(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, bad: Value, said: str
+    fast_dir: Path, play: Play, bad: Value, said: str
 ) -> None:
     def value(item: dict[str, Any]) -> Value:
         if "task" not in item:
@@ -145,7 +135,7 @@ def test_a_score_of_nan_fails_its_evaluation_and_the_search_goes_on(
 
     search = {"policy": "gp-ucb", "budget": 20, "pending": 5}
 
-    found = outcome(fast_dir / "r", toy(search), monkeypatch, value)
+    found = outcome(play, toy(search), value)
 
     assert (found.evaluations, found.failed_tasks) == (60, 5)
     assert found.failure is not None
@@ -184,10 +174,8 @@ def outcome_of(sections: Sequence[Section]) -> str:
     return " ".join(sections[0].paragraphs)
 
 
-def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played = Played(fast_dir / "r", toy({**GP, "exhaustive": True}), monkeypatch)
+def test_the_outcome_compares_the_best_arm_with_the_baseline_and_with_all_arms(play: Play) -> None:
+    played = play(toy({**GP, "exhaustive": True}))
     played.coordinate()
 
     sections = search_of(played.root)
@@ -237,15 +225,14 @@ RACE = {"policy": "racing", "options": {"first": 2, "c": 0.0}}
     ],
 )
 def test_every_search_has_sections(
-    fast_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    play: Play,
     search: dict[str, Any],
     value: Any,
     after: int | None,
     says: str,
 ) -> None:
     campaign = toy(search, tasks={"seconds": SECONDS})
-    played = Played(fast_dir / "r", campaign, monkeypatch, value)
+    played = play(campaign, value)
     if after is None:
         played.coordinate()
     else:
@@ -271,7 +258,7 @@ def arms_campaign(rows: list[dict[str, Any]], search: dict[str, Any], **tasks: A
     return parse_campaign(table, "own.toml")
 
 
-def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_names_are_shown_as_text(play: Play) -> None:
     texts = [
         "<script>alert(1)</script>",
         "</svg><img src=x onerror=alert(1)>",
@@ -285,7 +272,7 @@ def test_hostile_names_are_shown_as_text(fast_dir: Path, monkeypatch: pytest.Mon
     def value(item: dict[str, Any]) -> Value:
         return {"score": len(item["<b>k</b>"]) + item["y\u202e"]}
 
-    played = Played(fast_dir / "r", arms_campaign(rows, search), monkeypatch, value)
+    played = play(arms_campaign(rows, search), value)
     played.coordinate()
 
     sections = search_of(played.root)

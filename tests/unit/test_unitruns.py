@@ -145,6 +145,15 @@ class Stage:
             look_s=10.0,
         )
 
+    def passing(self, seconds: float) -> Act:
+        """Time that passes while the worker waits."""
+        return lambda: self.clock.advance(seconds)
+
+    def poll(self) -> None:
+        """Read what others wrote."""
+        self.view.poll_claims()
+        self.view.poll_journals()
+
     def rename(self) -> list[bytes]:
         """Go on under another name; return what the journal of the former one may lack."""
         lines, former = self.worker.journal.unsynced, self.runner
@@ -250,8 +259,7 @@ def test_i1_long_passes_are_synced_on_the_way(
     sizes: list[int] = []
     monkeypatch.setattr(os, "fdatasync", lambda fd: sizes.append(os.fstat(fd).st_size))
 
-    def second() -> None:
-        stage.clock.advance(1.0)
+    second = stage.passing(1.0)
 
     stage.run("done", second, "done", second, "done", "done", "end")
 
@@ -426,9 +434,7 @@ def test_i5_a_worker_that_was_overtaken_writes_nothing_more_once_it_looks(stage:
         assert Claims(stage.toy.stage_paths).create("000001-0", 2, "other")
         stage.clock.advance(9.0)
 
-    def look() -> None:
-        stage.clock.advance(2.0)
-
+    look = stage.passing(2.0)
     outcome = stage.run("done", overtake, "done", look, "done", "done", "end stopped")
 
     assert outcome is Outcome.OVERTAKEN
@@ -455,8 +461,7 @@ def test_i3_the_death_of_the_last_owner_is_written_first_and_explained(stage: St
     dead = stage.toy.worker("dead")
     dead.claim("000001-0", 1)
     dead.attempt(0)
-    stage.view.poll_claims()
-    stage.view.poll_journals()
+    stage.poll()
     verdict = Verdict(alive=False, evidence="lease", explained="drain", host="there")
 
     stage.run("done", "done", "done", "end", generation=2, died=("dead", verdict))
@@ -475,8 +480,7 @@ def suspect(stage: Stage, item: int, deaths: int, **facts: Any) -> None:
         other.claim("000001-0", generation)
         other.death(item, host=f"h{generation % 2}", **facts)
         other.release()
-    stage.view.poll_claims()
-    stage.view.poll_journals()
+    stage.poll()
 
 
 def test_a_killer_is_failed_for_good_and_the_rest_is_run(stage: Stage) -> None:
@@ -505,10 +509,7 @@ def test_the_taker_suspects_the_item_that_its_owner_ran(stage: Stage) -> None:
 
 
 def test_i3_an_interruption_costs_the_running_item_no_attempt(stage: Stage) -> None:
-    def abort() -> None:
-        stage.drain.request("asked", 0.0)
-
-    outcome = stage.run("done", abort)
+    outcome = stage.run("done", lambda: stage.drain.request("asked", 0.0))
 
     assert outcome is Outcome.STOPPED
     assert stage.journal() == [("done", 1, 0), ("release", 1, None)]
@@ -520,10 +521,7 @@ def test_i9_an_item_beyond_its_time_fails_for_good_in_a_stage_without_retries_of
 ) -> None:
     stage = make(timeout_s=10.0, no_retry="timeout")
 
-    def hang() -> None:
-        stage.clock.advance(11.0)
-
-    outcome = stage.run("failed", hang, "done", "done", "end")
+    outcome = stage.run("failed", stage.passing(11.0), "done", "done", "end")
 
     assert outcome is Outcome.COMPLETE
     assert stage.journal()[:2] == [("failed", 1, 0), ("permanent", 1, 1)]
@@ -586,8 +584,7 @@ def test_an_items_last_attempt_is_looked_at_before_it_is_made(stage: Stage) -> N
     other = stage.toy.worker("other")
     for generation in (1, 2):
         other.work("000001-0", generation, i1="failed")
-    stage.view.poll_claims()
-    stage.view.poll_journals()
+    stage.poll()
     stage.failures.holds = True
 
     assert stage.run(generation=3) is Outcome.HELD
@@ -696,12 +693,9 @@ def test_items_that_need_more_than_the_worker_has_are_left_pending(make: Make) -
 def test_an_item_has_more_time_after_each_timeout_up_to_the_limit(make: Make) -> None:
     stage = make(items=1, timeout_s=10.0, retry=LATE, max_attempts=2)
 
-    def second() -> None:
-        stage.clock.advance(1.0)
-
     for generation, limit in enumerate([10, 20, 35, 35], 1):
         assert stage.view.stages["items"].state.open
-        stage.run(*[second] * (limit + 1), generation=generation)
+        stage.run(*[stage.passing(1.0)] * (limit + 1), generation=generation)
         stage.view.poll_journal("me")
 
     assert not stage.view.stages["items"].state.open

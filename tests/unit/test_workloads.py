@@ -331,11 +331,7 @@ def test_code_that_runs_after_its_call_returns_is_refused(
         ("lr", [{"lr": 1}] * 300 + [{"sed": 1}], "item 300 has no key 'lr', which M:run needs"),
         ("", [{"x": 1}], "item 0 has the key 'x', which M:run does not take"),
         ("lr=0.1, steps=3", [{"seed": 1}, {"lr": 5}], "item 0 has the key 'seed', which M:run"),
-        (
-            "item",
-            [{"x": n} for n in range(300)] + [{"item": 1}],
-            "item 300 has the key 'item', but",
-        ),
+        ("item", [{"x": n} for n in range(300)] + [{"item": 1}], "item 300 has the key 'item'"),
         ("a, b, /", [{"a": 1, "b": 2}], "item 0 cannot be given to M:run, which takes 'a' by"),
     ],
 )

@@ -1,4 +1,7 @@
-"""The user's code that a run executes: its files, whether they changed, and a copy in the run."""
+"""The user's code that a run executes: its files, what it imports, and a copy in the run.
+
+The module ``ast`` is imported where it is used: most commands need no parser.
+"""
 
 from __future__ import annotations
 
@@ -122,17 +125,17 @@ def code_file(spec: WorkloadSpec) -> Path | None:
     if spec.function is None:
         return None
     known = {"hpc_toolkit": sys.modules["hpc_toolkit"].__spec__}  # wherever it was found
-    found = find(str(spec.function).partition(":")[0], spec.path, known)
+    found = _find(str(spec.function).partition(":")[0], spec.path, known)
     return Path(found.origin) if found is not None and found.has_location and found.origin else None
 
 
-def find(
+def _find(
     name: str, path: tuple[str, ...], known: dict[str, ModuleSpec | None]
 ) -> ModuleSpec | None:
     """Where a module is, without an import, which would run its code and might start threads."""
     if name not in known:
         parent, _, last = name.rpartition(".")
-        above = find(parent, path, known) if parent else None
+        above = _find(parent, path, known) if parent else None
         where = above.submodule_search_locations if above else [] if parent else [*path, *sys.path]
         # Not by its full name: a nested namespace package would import its parent.
         found = PathFinder.find_spec(last, where) if where else None
@@ -214,7 +217,7 @@ def _imported(path: tuple[str, ...], names: Iterable[str]) -> dict[str, str]:
         seen.add(name)
         parent = name.rpartition(".")[0]
         todo += filter(None, [parent])
-        spec = find(name, path, known)
+        spec = _find(name, path, known)
         file = spec.origin or "" if spec is not None else ""
         if spec is not None and os.path.isfile(file) and not is_installed(file):
             package = name if spec.submodule_search_locations is not None else parent
@@ -235,7 +238,7 @@ def _imports(file: str, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = base_of(node, package)
+            base = _base_of(node, package)
             yield from (f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -247,7 +250,7 @@ def _imports(file: str, package: str) -> Iterator[str]:
             todo += ast.iter_child_nodes(node)
 
 
-def base_of(node: Any, package: str) -> str:
+def _base_of(node: Any, package: str) -> str:
     """The module from which a statement ``from ... import`` in a module of a package imports."""
     above = package.split(".")
     above = above[: len(above) - node.level + 1] if node.level else []
@@ -287,3 +290,105 @@ def _git_commit() -> str | None:
         ref = directory / ".git" / text.removeprefix("ref: ")
         return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
     return None
+
+
+def first_imports(spec: WorkloadSpec) -> list[str]:
+    """Installed modules that a stage's module imports before it runs other code, in their order.
+
+    Among them are names like ``transformers.AutoModel``: some packages import parts when they are
+    asked for. [] if they are parts of Python only, or the module says ``fork_safe = False``.
+    """
+    file = code_file(spec)
+    if file is None or is_installed(str(file)):
+        return []
+    with suppress(OSError):
+        if re.search(rb"^\s*fork_safe\b[^=\n]*= *False\b", file.read_bytes(), re.MULTILINE):
+            return []
+    leading = _Leading(spec.path)
+    leading.follow(str(spec.function).partition(":")[0])
+    ours = {*sys.stdlib_module_names, "hpc_toolkit"}
+    return leading.found if {one.partition(".")[0] for one in leading.found} - ours else []
+
+
+class _Leading:
+    """Follows imports through the user's files, up to the first statement that may do anything.
+
+    Such a statement may set a variable that a package reads when it is imported.
+    """
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        self.found: list[str] = []
+        self._path, self._seen = path, set[str]()
+        self._known: dict[str, ModuleSpec | None] = {}
+
+    def follow(self, name: str) -> bool:
+        """Whether importing a module runs only installed code and definitions."""
+        parent = name.rpartition(".")[0]
+        if name in self._seen or (parent and not self.follow(parent)):
+            return name in self._seen
+        self._seen.add(name)
+        found = _find(name, self._path, self._known)
+        if found is None or found.origin is None:  # it fails, or has no code
+            return True
+        if not found.has_location or is_installed(found.origin):
+            self.found.append(name)
+            return True
+        return self._read(found.origin, name if found.submodule_search_locations else parent)
+
+    def _read(self, file: str, package: str) -> bool:
+        import ast
+
+        with warnings.catch_warnings(action="ignore"), suppress(Exception):
+            return self._all(ast.parse(Path(file).read_bytes()).body, package)
+        return False
+
+    def _all(self, nodes: Iterable[Any], package: str) -> bool:
+        return all(self._harmless(node, package) for node in nodes)
+
+    def _harmless(self, node: Any, package: str) -> bool:
+        import ast
+
+        if isinstance(node, ast.Import):
+            return all(self.follow(alias.name) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            return self._from(_base_of(node, package), [alias.name for alias in node.names])
+        if isinstance(node, ast.If):
+            test = ast.dump(node.test)
+            return "TYPE_CHECKING" in test or ("__name__" in test and "__main__" in test)
+        if hasattr(node, "body"):
+            return self._all(_inside(node), package)
+        # It only computes values and gives them names.
+        plain = ast.expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr | ast.Pass
+        return isinstance(node, plain) and not any(map(_acts, ast.walk(node)))
+
+    def _from(self, base: str, names: list[str]) -> bool:
+        if not self.follow(base):
+            return False
+        installed = base in self.found
+        self.found += [f"{base}.{name}" for name in names if installed and name != "*"]
+        parts = [f"{base}.{name}" for name in names if not installed]
+        return all(self.follow(one) for one in parts if _find(one, self._path, self._known))
+
+
+def _inside(node: Any) -> list[Any]:
+    """What is evaluated where a function, a class or a ``try`` stands; None: anything."""
+    import ast
+
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        given = node.args
+        return [*node.decorator_list, *given.defaults, *filter(None, given.kw_defaults)]
+    if isinstance(node, ast.ClassDef):
+        return [*node.bases, *node.decorator_list, *(None for _ in node.keywords), *node.body]
+    if isinstance(node, ast.Try):
+        others = [one for handler in node.handlers for one in handler.body]
+        return [*node.body, *others, *node.orelse, *node.finalbody]
+    return [None]
+
+
+def _acts(node: Any) -> bool:
+    """Whether an expression may do more than compute a value, or set more than a name."""
+    import ast
+
+    if isinstance(node, ast.Attribute | ast.Subscript):
+        return not isinstance(node.ctx, ast.Load)
+    return isinstance(node, ast.Call | ast.Await | ast.Yield | ast.YieldFrom)

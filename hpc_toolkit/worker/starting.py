@@ -26,6 +26,7 @@ from hpc_toolkit.rundir.layout import Manifest, StageSpec
 from hpc_toolkit.system.gpus import ranks_here
 from hpc_toolkit.system.processes import Guard
 from hpc_toolkit.system.ranks import environment_of_items, step_nodes
+from hpc_toolkit.worker.code import first_imports
 from hpc_toolkit.worker.executor import become_child, prepare
 from hpc_toolkit.worker.forkserver import (
     FORKED,
@@ -145,8 +146,6 @@ def packages_of(stage: StageSpec) -> list[str]:
     if work.function is None or str(work.function).startswith("hpc_toolkit."):
         return []
     if code not in _packages:
-        from hpc_toolkit.worker.firstimports import first_imports  # a command needs no parser
-
         _packages[code] = first_imports(work)
     return _packages[code]
 

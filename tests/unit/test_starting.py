@@ -13,7 +13,7 @@ import pytest
 
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
 from hpc_toolkit.worker import forkserver, starting
-from hpc_toolkit.worker.firstimports import first_imports
+from hpc_toolkit.worker.code import first_imports
 from hpc_toolkit.worker.loading import Prefetch
 
 FUNCTION = WorkloadSpec(function="mine:run", path=("/a",), argv=("x", "y"), options={"n": 1})

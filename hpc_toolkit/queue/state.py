@@ -7,6 +7,7 @@ the others are kept item by item. This module itself reads and writes no files.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
 from types import MappingProxyType
@@ -37,30 +38,21 @@ class ConsecutiveFailures(Record, frozen=False):
     failed: dict[tuple[str, int], tuple[float, int]] = fresh(factory=dict)
     """(Unit, item) -> when it last failed or killed its executor, and the weight of all times."""
 
-
-class FailureTracker(dict[str, ConsecutiveFailures]):
-    """The failures in a row of every worker that wrote an attempt."""
-
-    def of(self, worker: str) -> ConsecutiveFailures:
-        return self.get(worker) or self.setdefault(worker, ConsecutiveFailures())
-
-    def note_done(self, worker: str, at: float) -> None:
-        failures = self.of(worker)
-        if at < failures.done_at:
+    def note_done(self, at: float) -> None:
+        if at < self.done_at:
             return  # a unit run is being read a second time
-        failures.done_at = at
-        if failures.failed:
-            failures.failed = {item: one for item, one in failures.failed.items() if one[0] > at}
+        self.done_at = at
+        if self.failed:
+            self.failed = {item: one for item, one in self.failed.items() if one[0] > at}
 
-    def note_failure(self, worker: str, unit: str, item: int, at: float, *, died: bool) -> None:
-        failures = self.of(worker)
-        if at < failures.done_at:
+    def note_failure(self, unit: str, record: dict[str, Any], *, died: bool) -> None:
+        key, at = (unit, record["item"]), record["at"]
+        if at < self.done_at:
             return
-        before = failures.failed.pop((unit, item), (0.0, 0))[1]
-        weight = DEATH_WEIGHT if died else AGAIN_WEIGHT if before else 1
-        failures.failed[unit, item] = (at, before + weight)
-        if len(failures.failed) > _KEPT:
-            del failures.failed[next(iter(failures.failed))]
+        before = self.failed.pop(key, (0.0, 0))[1]
+        self.failed[key] = at, before + (DEATH_WEIGHT if died else AGAIN_WEIGHT if before else 1)
+        if len(self.failed) > _KEPT:
+            del self.failed[next(iter(self.failed))]
 
 
 class ItemState(StrEnum):
@@ -190,8 +182,8 @@ class StageState:
         self.max_attempts, self._floors, self._expand = max_attempts, floors, expand
         self._short, self._steps = short, steps
         self.units: dict[str, UnitState] = {}
-        self.consecutive_failures = FailureTracker()
-        """Failures of each worker since its last result."""
+        self.consecutive_failures = defaultdict[str, ConsecutiveFailures](ConsecutiveFailures)
+        """Failures of each worker that wrote an attempt."""
         self.begun: set[str] = set()
         """Units of which lines were read, other than those that one clean unit run finished."""
         self.deaths = 0
@@ -255,7 +247,7 @@ class StageState:
             state.release(record["generation"])
             # Without the record, which takes most of the memory of a long list.
             state.clean = (worker, found.start, found.end, found.sum)
-            self.consecutive_failures.note_done(worker, record["at"])
+            self.consecutive_failures[worker].note_done(record["at"])
             self.begun.discard(name)
             self._open.discard(name)
             self._unjudged.discard(name)
@@ -286,9 +278,7 @@ class StageState:
         elif kind == "death":
             if record["worker"] == worker and not record["explained"]:
                 # Its own executor died; the death of a worker is reported by another worker.
-                self.consecutive_failures.note_failure(
-                    worker, state.unit.name, record["item"], record["at"], died=True
-                )
+                self.consecutive_failures[worker].note_failure(state.unit.name, record, died=True)
             if generation not in state.deaths:
                 told = Death(**{name: record[name] for name in Death.fields})
                 state.deaths = {**state.deaths, generation: told}
@@ -305,16 +295,14 @@ class StageState:
             history = state.histories[record["item"]] = History(self._steps(state.unit))
         ref = Ref(record["generation"], worker, line.start, line.end)
         if record["type"] == "done":
-            self.consecutive_failures.note_done(worker, record["at"])
+            self.consecutive_failures[worker].note_done(record["at"])
             history.done_lines += 1
             history.done = ref if history.done is None else min(history.done, ref)
         else:
             permanent, short = record["type"] == "permanent", record.get(self._short) is True
             history.note_failure(ref, short=short and not permanent, permanent=permanent)
             if not permanent and not (short and len(history.short) <= history.steps):
-                self.consecutive_failures.note_failure(
-                    worker, state.unit.name, record["item"], record["at"], died=False
-                )
+                self.consecutive_failures[worker].note_failure(state.unit.name, record, died=False)
         self._unjudged.add(state.unit.name)
 
     def open_up(self, state: UnitState) -> None:

@@ -187,7 +187,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         while left:
             if self.drain.requested or self.failures.hold:
                 return self._stopped
-            failed = assignment.stage.state.consecutive_failures.of(self.worker).failed
+            failed = assignment.stage.state.consecutive_failures[self.worker].failed
             again = bool(failed) and any((unit.name, item) in failed for item in left)
             weight = AGAIN_WEIGHT if again else 1
             if self._ill and left[0] in fragile:

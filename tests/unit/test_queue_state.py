@@ -381,7 +381,7 @@ def test_i3_a_failure_for_lack_of_memory_does_not_count_against_its_host(fast_di
         worker.release()
 
     # Item 0 failed a third time at the limit, and item 2 for another reason.
-    failed = toy.stage().state.consecutive_failures.of("w").failed
+    failed = toy.stage().state.consecutive_failures["w"].failed
     assert {item for _, item in failed} == {0, 2}
 
 

@@ -22,8 +22,8 @@ from hpc_toolkit.rundir.journal import ValueFile
 from hpc_toolkit.rundir.layout import CALLS, list_stage
 from hpc_toolkit.rundir.pickles import UnrestoredError, dumps, refusal
 from hpc_toolkit.rundir.trust import refuse_untrusted
-from hpc_toolkit.rundir.valuefiles import Values, stored
-from hpc_toolkit.rundir.values import Forms, described, pointer, steps
+from hpc_toolkit.rundir.valuefiles import Encoded, Values, stored
+from hpc_toolkit.rundir.values import pointer, steps
 from hpc_toolkit.system.quantities import counted, format_size
 from hpc_toolkit.system.terminal import note
 from hpc_toolkit.worker.calls import CODE, FUNCTION, HELD
@@ -35,8 +35,6 @@ _SHOWN = 200
 _LARGE = 1 << 20
 """Bytes of a pickled function from which a note advises to pass data as arguments."""
 _SAME, _LARGE_INT = frozenset((str, bool, type(None))), 1 << 63
-_MOST_TYPES = 1000
-"""Most typed places of one argument; with more, a pickle of it takes less room."""
 
 
 def open_run(root: Path, **settings: Any) -> Run:
@@ -224,33 +222,20 @@ class Call:
         self.parts += [(f"{place}{at}", content) for at, content in formed.parts]
         self.same |= {f"{place}{at}": text for at, text in formed.same.items()}
         self.codes |= formed.codes
-        return formed.form
+        return formed.natural
 
 
-class _Formed:
-    """The natural form of an argument, and its parts that JSON does not have; see :class:`Forms`.
+class _Formed(Encoded):
+    """An argument; objects are pickled only if the call is new.
 
     Calls that share it also share where its parts are stored.
     """
 
     def __init__(self, value: Any) -> None:
-        self.types: dict[str, Any] = {}
-        self.parts: list[tuple[str, Any]] = []
-        try:
-            self.form = Forms(self.types, self).form(value)
-            fits = len(self.types) <= _MOST_TYPES
-        except Exception:  # noqa: BLE001 - of methods of the user, or too deep
-            fits = False
-        if not fits:
-            self.types, self.parts, self.form = {}, [], described(value, None)
-            self.pickle("", value)
+        super().__init__(value)
         found = {at: _fingerprint(content) for at, content in self.parts}
         self.same = {at: text for at, (text, _) in found.items()}
         self.codes = {code for _, code in found.values() if code}
-
-    def part(self, place: str, kind: str, content: Any, *more: Any) -> None:
-        self.types[place] = [kind, 0, 0, "", *more]
-        self.parts.append((place, content))
 
     def pickle(self, place: str, value: Any) -> None:
         self.part(place, "pickle", value)

@@ -36,7 +36,7 @@ class Encoded:
     def __init__(self, value: Any) -> None:
         """Raises UnstorableError: a part of the value has no form and cannot be pickled."""
         self.types: Types = {}
-        self._parts: list[tuple[str, Any]] = []
+        self.parts: list[tuple[str, Any]] = []
         self.natural, fits = None, False
         try:
             self.natural = Forms(self.types, self).form(value)
@@ -47,15 +47,17 @@ class Encoded:
             fits = False
         if not fits:
             self.types.clear()
-            self._parts.clear()
+            self.parts.clear()
             size = self.pickle("", value)
-            self.natural = described(value, size) if self.natural is None else self.natural
+            if self.natural is None or size is None:
+                self.natural = described(value, size)
 
     def part(self, place: str, kind: str, content: Any, *more: Any) -> None:
-        self._parts.append((place, content))
+        self.parts.append((place, content))
         self.types[place] = [kind, 0, 0, "", *more]
 
-    def pickle(self, place: str, value: Any) -> int:
+    def pickle(self, place: str, value: Any) -> int | None:
+        """Take an object as its pickle, and return the size of that; None: it is not known yet."""
         data = _pickled(value, place)
         self.part(place, "pickle", data)
         return len(data)
@@ -66,12 +68,12 @@ class Encoded:
         The file must be synced before the line is written; without a path none is written. Raises
         OSError: the file cannot be written.
         """
-        if self._parts and path is not None:
+        if self.parts and path is not None:
             with _appending(path) as fd:
-                for place, content in self._parts:
+                for place, content in self.parts:
                     self.types[place][1:4] = _append(fd, content)
         types = f'"types":{encode(self.types)},' if self.types else ""
-        return f'{types}"value":{encode(self.natural)}', bool(self._parts)
+        return f'{types}"value":{encode(self.natural)}', bool(self.parts)
 
 
 def exception_field(error: BaseException, trace: str, path: str) -> str:

@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class Partner:
 
     def _answer(self, act: str, words: dict[str, Any]) -> dict[str, Any]:
         acts: dict[str, Callable[..., Any]] = {
-            "where": lambda: sides.side_of(self._area.parent).to_json(),
+            "where": lambda: asdict(sides.side_of(self._area.parent)),
             "race": lambda own: filesystem.race(self._area / "race", own),
             "prepare": self._prepare,
             "change": self._change,
@@ -190,10 +191,15 @@ def examine(
         with locks.waiting_for_server(mount):
             area = sides.make_area(directory, token, sides.LEAD)
     except OSError as error:
-        found.append(_unwritable(directory, error))
+        text = f"cannot make a directory in {directory}: {error.strerror}"
+        means = "no worker can work here; the other checks were skipped"
+        fix = "check the owner, the permissions, the mount and the quota"
+        found.append(sides.Finding("writing", sides.Verdict.UNSAFE, text, means, fix))
     else:
         try:
-            with _pair(area, other or directory, step) as pair:
+            # The other side is the second task of the step, else a child of this process.
+            with helper(other or directory, area) if step is None else nullcontext():
+                pair = sides.Pair(area, arrival_s=ARRIVAL_S if step is None else STEP_ARRIVAL_S)
                 paired = other is not None or step is not None
                 found.append(_check_sides(pair, paired=paired, local=local))
                 _check_pair(report, pair, mount)
@@ -201,6 +207,7 @@ def examine(
                     # Two tasks on one node see the same devices.
                     nodes = step is not None and pair.here.host != pair.there.host
                     around_it += node.check_devices(pair, nodes=nodes)
+                pair.ask(sides.BYE)
         finally:
             sides.remove_area(area)
     of_directory = list(found)
@@ -210,15 +217,6 @@ def examine(
     if RunPaths(directory).manifest.exists():
         found += _look_at_run(directory, report, of_directory, clock)
     return report
-
-
-@contextmanager
-def _pair(area: Path, root: Path, step: Step | None) -> Iterator[sides.Pair]:
-    """Connect to the other side: the second task of the step, else a child of this process."""
-    with helper(root, area) if step is None else nullcontext():
-        pair = sides.Pair(area, arrival_s=ARRIVAL_S if step is None else STEP_ARRIVAL_S)
-        yield pair
-        pair.close()
 
 
 def _look_at_run(
@@ -254,8 +252,8 @@ def _check_pair(report: sides.Report, pair: sides.Pair, mount: Mount) -> None:
     report.sides, report.apart = (pair.here, pair.there), pair.apart
 
     def views() -> list[sides.Finding]:
-        findings, report.delays_s = filesystem.check_views(pair)
-        return findings
+        report.delays_s = filesystem.measure_delays(pair)
+        return list(starmap(filesystem.judge_delay, report.delays_s.items()))
 
     def trial() -> list[sides.Finding]:
         findings, excludes = locks.check_locks(pair, mount)
@@ -296,11 +294,11 @@ def _keep(report: sides.Report, found: list[sides.Finding], paths: RunPaths, clo
         "at": round(clock.wall(), 3),
         "hpctk": __version__,
         "verdict": sides.worst(found),
-        "troubles": [one.to_json() for one in found if one.verdict not in _NO_TROUBLE],
+        "troubles": [asdict(one) for one in found if one.verdict not in _NO_TROUBLE],
         "locks_proven": report.locks_proven,
         "delays_s": report.delays_s,
         "least_lease_s": 2 * max(limit_s if one is None else one for one in seen_after_s),
-        "sides": [side.to_json() for side in report.sides],
+        "sides": [asdict(side) for side in report.sides],
     }
     write_proof(paths.doctor, record)
 
@@ -320,13 +318,6 @@ def _how_deaths_are_seen(paths: RunPaths) -> sides.Finding:
     means = "the unit of a lost worker waits for that long, unless Slurm speaks sooner"
     fix = f"where locks reach other hosts, prove it: {_PAIR_IT}"
     return sides.Finding(check, sides.Verdict.SLOWER, found, means, fix)
-
-
-def _unwritable(directory: Path, error: OSError) -> sides.Finding:
-    found = f"cannot make a directory in {directory}: {error.strerror}"
-    means = "no worker can work here; the other checks were skipped"
-    fix = "check the owner, the permissions, the mount and the quota"
-    return sides.Finding("writing", sides.Verdict.UNSAFE, found, means, fix)
 
 
 def _failed(check: str, error: OSError) -> sides.Finding:

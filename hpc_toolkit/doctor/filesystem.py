@@ -64,8 +64,7 @@ def check_mount(mount: Mount, modules: Path = Path("/sys/module")) -> Finding:
     """Judge the options of a mount and of its kernel module, worst first."""
     given = [*mount.options, *_module_options(mount, modules)]
     harmful = [one for option in given if (one := _judge(mount, option)) is not None]
-    order = [Verdict.UNSAFE, Verdict.SLOWER]
-    harmful.sort(key=lambda one: order.index(one[1]))
+    harmful.sort(key=lambda one: one[1] is not Verdict.UNSAFE)
     if not harmful:
         options = ", ".join(mount.options) or "there are none"
         return fine("mount options", f"none that is known to harm: {options}")
@@ -278,12 +277,7 @@ def measure_delays(pair: Pair) -> dict[str, float | None]:
     return delays
 
 
-def check_views(pair: Pair) -> tuple[list[Finding], dict[str, float | None]]:
-    delays = measure_delays(pair)
-    return [_judge_delay(name, delay) for name, delay in delays.items()], delays
-
-
-def _judge_delay(name: str, delay: float | None) -> Finding:
+def judge_delay(name: str, delay: float | None) -> Finding:
     check = f"delay ({name})"
     if delay is None:
         means = "workers on two hosts would consider each other dead, or wait forever"

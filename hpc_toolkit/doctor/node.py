@@ -10,6 +10,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def look_at_gpus() -> list[dict[str, Any]]:
         findings.append(_skipped("torch", "is not installed for this interpreter"))
     elif torch_wanted:
         findings.append(judge_torch(_asked(look_by_torch, _TORCH_S)))
-    return [one.to_json() for one in findings]
+    return [asdict(one) for one in findings]
 
 
 def check_devices(pair: Pair, *, nodes: bool) -> list[Finding]:

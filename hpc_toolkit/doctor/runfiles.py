@@ -220,18 +220,14 @@ def check_run(root: Path) -> list[Finding]:
     for stage in stages:
         findings += _check_claims(stage, claims[stage.name], workers)
     if manifest.campaign is not None and os.path.lexists(paths.campaign):
-        findings.append(_check_settings(paths, manifest.campaign))
+        name, found = paths.campaign.name, "the settings of an update, whole"
+        try:
+            read_settings(paths, manifest.campaign)
+            findings.append(fine(name, found))
+        except HpcToolkitError as error:
+            means = "no coordinator can continue this campaign"
+            findings.append(Finding(name, Verdict.UNSAFE, error.message, means, error.hint))
     return [*findings, *journals, _check_workers(paths, workers)]
-
-
-def _check_settings(paths: RunPaths, campaign: dict[str, Any]) -> Finding:
-    """Check the settings of a campaign's update; those in run.json never change."""
-    try:
-        read_settings(paths, campaign)
-    except HpcToolkitError as error:
-        means = "no coordinator can continue this campaign"
-        return Finding(paths.campaign.name, Verdict.UNSAFE, error.message, means, error.hint)
-    return fine(paths.campaign.name, "the settings of an update, whole")
 
 
 def _check_log(stage: StagePaths) -> Finding:

@@ -57,9 +57,6 @@ class Finding:
     fix: str = ""
     """What to do; "" if nothing is to be done."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def fine(check: str, found: str, means: str = "") -> Finding:
     return Finding(check, Verdict.FINE, found, means)
@@ -278,13 +275,10 @@ class Side:
     """The directory by this side's path."""
     mount: Mount
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Side:
         told = record["mount"]
-        mount = Mount(told["point"], told["kind"], told["source"], tuple(told["options"]))
+        mount = Mount(**{**told, "options": tuple(told["options"])})
         return cls(**{**record, "mount": mount})
 
 
@@ -342,6 +336,3 @@ class Pair:
     def ask(self, act: str, **words: Any) -> Any:
         self.start(act, **words)
         return self.finish()
-
-    def close(self) -> None:
-        self.ask(BYE)

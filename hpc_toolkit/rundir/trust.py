@@ -160,7 +160,7 @@ def is_local(path: Path) -> bool:
 def write_proof(path: Path, record: dict[str, Any]) -> None:
     """Store the result of an examination; a reader sees the old record or the new one.
 
-    ``record`` has ``sides`` as :meth:`hpc_toolkit.doctor.sides.Side.to_json` returns them, and
+    ``record`` has ``sides`` as :class:`hpc_toolkit.doctor.sides.Side` as JSON, and
     ``locks_proven``. After an OSError an older record stays.
     """
     files.replace_file(path, [json.dumps({"format": _FORMAT, **record}, indent=2).encode() + b"\n"])

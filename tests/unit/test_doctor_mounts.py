@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +99,7 @@ def test_flock_is_local_where_the_options_say_so(option: str, local: bool) -> No
 
 def test_two_kernels_or_two_mounts_are_apart_and_two_names_of_one_are_not(tmp_path: Path) -> None:
     def side(**changes: object) -> Side:
-        return Side.from_json({**side_of(tmp_path).to_json(), **changes})
+        return Side.from_json({**asdict(side_of(tmp_path)), **changes})
 
     assert are_apart(side(boot="a"), side(boot="b"))
     assert are_apart(side(device=1), side(device=2))
@@ -110,7 +111,7 @@ BEAT_S = 10.0
 
 
 def prove(paths: RunPaths, *, proven: bool = True, **more: Any) -> None:
-    side = side_of(paths.root).to_json()
+    side = asdict(side_of(paths.root))
     write_proof(paths.doctor, {"locks_proven": proven, "sides": [side, side], **more})
 
 
@@ -133,7 +134,7 @@ def test_a_proof_says_nothing_of_another_mount(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, here: Mount
 ) -> None:
     examined = Mount("/y", "nfs4", "nas:/export", ("rw",))
-    side = {**side_of(paths.root).to_json(), "mount": {"kind": "nfs4", "source": "nas:/export"}}
+    side = {**asdict(side_of(paths.root)), "mount": {"kind": "nfs4", "source": "nas:/export"}}
     write_proof(paths.doctor, {"locks_proven": True, "sides": [side]})
     monkeypatch.setattr(trust, "mount_of", lambda _: examined)
     assert believed(paths).locks

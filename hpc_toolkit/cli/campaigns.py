@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -176,7 +175,7 @@ def run_campaign(
         resume_campaign(found, wanted, update=update, file=str(campaign))
         executed(found.paths, found.manifest)
     else:
-        found = make_campaign_run(root, wanted, wanted.path, str(campaign))
+        found = make_campaign_run(root, wanted, str(campaign))
     count = workers if workers is not None else max(1, len(visible_gpus()))
     work = partial(work_campaign, found, count, WorkerOptions())
     try:
@@ -188,21 +187,18 @@ def run_campaign(
     sys.exit(exit_code(found, code, fail_on_failed=fail_on_failed))
 
 
-def make_campaign_run(
-    root: Path, campaign: Campaign, path: tuple[str, ...], file: str = "campaign"
-) -> Run:
+def make_campaign_run(root: Path, campaign: Campaign, file: str = "campaign") -> Run:
     """Create the run of a campaign; the coordinator adds its items.
 
-    Its workloads are imported from the directories ``path``; ``file`` names the settings in error
-    messages. Raises ConfigError if the search cannot work.
+    ``file`` names the settings in error messages. Raises ConfigError if the search cannot work.
     """
     from hpc_toolkit.campaign.search import try_search
     from hpc_toolkit.campaign.settings import checked_stages
     from hpc_toolkit.worker.code import collect_provenance
 
-    campaign = dataclasses.replace(campaign.with_pending(), path=path)
+    campaign = campaign.with_pending()
     try_search(campaign, file)
-    stages = checked_stages(campaign, path)
+    stages = checked_stages(campaign, campaign.path)
     manifest = Manifest(
         run=root.name,
         stages=stages,

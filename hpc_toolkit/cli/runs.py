@@ -126,7 +126,7 @@ def init(
             message = "--campaign: no other option can be given"
             raise ConfigError(message, hint="put all settings into the campaign file")
         wanted = read_campaign(campaign)
-        print(make_campaign_run(Path(run), wanted, wanted.path, str(campaign)).root)
+        print(make_campaign_run(Path(run), wanted, str(campaign)).root)
         return
     types = Types()
     items = types.note(lists.make_items(sources, settings.get("command")))

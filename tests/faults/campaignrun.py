@@ -29,7 +29,7 @@ CAMPAIGN: dict[str, Any] = {
 
 
 def make_campaign(root: Path, campaign: dict[str, Any] = CAMPAIGN) -> None:
-    make_campaign_run(root, parse_campaign(campaign, "toy.toml"), ())
+    make_campaign_run(root, parse_campaign(campaign, "toy.toml"))
 
 
 def asked(root: Path) -> list[str]:

@@ -118,7 +118,7 @@ class Played:
         self._waits = 0
         self.dies_after: int | None = None
         """Waits that the next coordinator survives."""
-        make_campaign_run(root, campaign, campaign.path)
+        make_campaign_run(root, campaign)
         patch.setattr(hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=self._sleep))
         patch.setattr(hpc_toolkit.campaign.coordinator, "monotonic", lambda: 0.0)
 

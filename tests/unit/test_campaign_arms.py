@@ -190,7 +190,7 @@ def test_a_users_policy_that_cannot_work_is_refused_at_once(
     own = campaign(tmp_path, GRID, f"policy = 'badpolicy:{name}'\nbudget = 5")
 
     with pytest.raises(Exception, match=says):
-        make_campaign_run(tmp_path / "r", own, own.path)
+        make_campaign_run(tmp_path / "r", own)
     assert not (tmp_path / "r").exists()
 
 
@@ -216,11 +216,11 @@ def test_metrics_of_an_earlier_run_are_features(tmp_path: Path, fast_dir: Path, 
 
     few = measured("few", arms[:3])
     with pytest.raises(ConfigError, match="only 3 of 24 arms have 'entropy'"):
-        make_campaign_run(tmp_path / "few", few, few.path)
+        make_campaign_run(tmp_path / "few", few)
     assert not (tmp_path / "few").exists()
     table = campaign(tmp_path, GRID, tasks=f"workload = '{NOOP}'\nfrom = '{tmp_path}/own.toml'")
     with pytest.raises(ConfigError, match=r"campaign: tasks: from: .*own\.toml is not a run"):
-        make_campaign_run(tmp_path / "few", table, table.path)
+        make_campaign_run(tmp_path / "few", table)
 
 
 def test_a_finished_search_is_extended_by_a_campaign_that_starts_from_it(
@@ -270,9 +270,9 @@ def test_a_campaign_calls_its_function_with_the_keys_of_the_arms(
 
     if " " in call and "but" not in call:
         with pytest.raises(WorkloadError, match=call):
-            make_campaign_run(tmp_path / "run", own, own.path)
+            make_campaign_run(tmp_path / "run", own)
         return
-    run = make_campaign_run(tmp_path / "run", own, own.path)
+    run = make_campaign_run(tmp_path / "run", own)
     spec = Run.open(run.root).manifest.stages[0].workload
     assert spec.call == call
     item = {**next(iter(own.arms())).item(), "task": "score"}

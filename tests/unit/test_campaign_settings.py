@@ -75,7 +75,7 @@ def test_searches_that_cannot_work_are_refused_before_anything_runs(
     search: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
-        make_campaign_run(tmp_path / "r", toy(search), (), "toy.toml")
+        make_campaign_run(tmp_path / "r", toy(search), "toy.toml")
     assert not (tmp_path / "r").exists()
 
 
@@ -85,7 +85,7 @@ def test_settings_survive_json(tmp_path: Path) -> None:
     search["options"] = {"features": "all"}
     campaign = toy(search, tasks={"seconds": {"a": 1.0, "b": 2.0, "c": 3.0}})
 
-    run = make_campaign_run(tmp_path / "r", campaign, ())
+    run = make_campaign_run(tmp_path / "r", campaign)
 
     assert campaign_of(Run.open(run.root)) == campaign
 
@@ -133,7 +133,7 @@ def test_what_ends_a_search_may_change_while_it_goes_on_and_nothing_else(play: P
 
 
 def test_other_settings_never_change(tmp_path: Path) -> None:
-    run = make_campaign_run(tmp_path / "r", toy(BUDGET), ())
+    run = make_campaign_run(tmp_path / "r", toy(BUDGET))
 
     other = toy(BUDGET, seed=4, metrics={"workload": NOOP, "max_attempts": 2})
     with pytest.raises(

@@ -206,14 +206,11 @@ class _Child:
                 self._prefetch.name(self._workload, wanted, loads=group)
                 if self._load(spec, group, span):
                     self._run_span(span)
-            worn = attempts.WORN if self._is_worn and not report.over else "stopped"
-            how = (
-                attempts.FAILING
-                if report.failing
-                else worn
-                if report.index < len(self._items)
-                else ""
-            )
+            how = ""
+            if report.failing:
+                how = attempts.FAILING
+            elif report.index < len(self._items):
+                how = attempts.WORN if self._is_worn and not report.over else "stopped"
             self._send(attempts.END, how.encode())
         except CommandInterruptedError:
             self._send(attempts.END, b"interrupted")

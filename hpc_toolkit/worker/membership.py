@@ -202,17 +202,12 @@ class Membership:
             self._beat_at = now  # unsynced updates may reach other hosts 30 s late
             self._unit.show(claim)
         self._update_at = now + _UPDATE_S
-        self._file.update(
-            sync=due,
-            **counts._asdict(),
-            journal=self.journal.synced,
-            at=round(self._clock.wall(), 3),
-            note=drain.reason,
-            claim=claim,
-            node=node,
-            interval_s=interval_s,
-            state=DRAINING if drain.requested else shown.state,
-        )
+        facts = {"claim": claim, "node": node, "interval_s": interval_s, **counts._asdict()}
+        state = DRAINING if drain.requested else shown.state
+        self._show(state, drain.reason, sync=due, journal=self.journal.synced, **facts)
+
+    def _show(self, state: str, note: str, **facts: Any) -> None:
+        self._file.update(state=state, note=note, at=round(self._clock.wall(), 3), **facts)
 
     def trim_log(self) -> None:
         """Free the space of the log's oldest output. The file's size and all offsets in it stay."""
@@ -232,8 +227,7 @@ class Membership:
         """Sync the journal, and report that the worker has exited; do what the disk allows."""
         with suppress(OSError):
             self.journal.sync()
-            facts = {"note": reason, "journal": self.journal.synced, **counts._asdict()}
-            self._file.update(state=FINISHED, at=round(self._clock.wall(), 3), **facts)
+            self._show(FINISHED, reason, journal=self.journal.synced, **counts._asdict())
 
     def pause(self, note: str) -> bool:
         """Show why this name writes no more, without a sign of life: others take its units over.
@@ -243,8 +237,7 @@ class Membership:
         shown = False
         with suppress(OSError):
             self._file.reopen()
-            at = round(self._clock.wall(), 3)
-            self._file.update(beats=False, state=DRAINING, at=at, note=note[:200])
+            self._show(DRAINING, note[:200], beats=False)
             shown = True
         with suppress(OSError):  # a wait of hours has a thousand names
             self._file.close()
@@ -253,6 +246,5 @@ class Membership:
     def end(self, note: str) -> None:
         """Show that the worker goes on under another name; OSError: it may not do so yet."""
         self._file.reopen()
-        at = round(self._clock.wall(), 3)
-        self._file.update(state=FINISHED, at=at, journal=self.journal.synced, note=note[:200])
+        self._show(FINISHED, note[:200], journal=self.journal.synced)
         self._file.close()

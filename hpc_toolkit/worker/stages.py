@@ -197,11 +197,7 @@ def manifest_of(
     for name in _in_order(stages):
         given = dict(stages[name])
         source = given.pop("items", None)
-        after, by, expand = (
-            _texts(given, "after"),
-            given.pop("by", None),
-            given.pop("expand", False),
-        )
+        after, by, expand = _after(given), given.pop("by", None), given.pop("expand", False)
         _check_source(name, source, after, by)
         changes = {"after": after, "by": None if by is None else tuple(by), "expand": expand}
         try:
@@ -220,8 +216,8 @@ def manifest_of(
     return manifest, items
 
 
-def _texts(given: dict[str, Any], key: str) -> tuple[str, ...]:
-    found = given.pop(key, ())
+def _after(given: dict[str, Any]) -> tuple[str, ...]:
+    found = given.pop("after", ())
     return (found,) if isinstance(found, str) else tuple(found)
 
 
@@ -231,7 +227,7 @@ def _in_order(stages: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         raise ConfigError(
             "a run needs a stage", hint="such as stages.train with items and a workload"
         )
-    before = {name: _texts(dict(given), "after") for name, given in stages.items()}
+    before = {name: _after(dict(given)) for name, given in stages.items()}
     for name, some in before.items():
         for one in some:
             if one not in before:

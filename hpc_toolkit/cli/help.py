@@ -50,7 +50,7 @@ class PlainOption(click.Option):
 class PlainArgument(click.Argument):
     """An argument with a help text."""
 
-    panel = "Arguments"
+    panel, hidden = "Arguments", False
 
     def __init__(self, name: str, *, help: str, **settings: Any) -> None:  # noqa: A002 - click's name
         super().__init__([name], **settings)
@@ -198,20 +198,18 @@ _HELP_ALL = click.Option(
 """The help of ``--help`` names this option."""
 
 
-def _rare(param: Any) -> bool:
-    """Whether only ``--help-all`` shows an option; one without a text is never shown."""
-    return getattr(param, "hidden", False) and bool(param.help)
-
-
 def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
-    """An option's spellings and its text; None for one that is not shown."""
+    """An option's spellings and its text; None for one that is not shown.
+
+    Only ``--help-all`` shows a hidden option, and nothing shows one without a text.
+    """
     if "--help" in param.opts:
         commands = getattr(ctx.command, "commands", {}).values()
-        more = any(map(_rare, ctx.command.params)) or any(one.hidden for one in commands)
+        more = any(one.hidden for one in (*ctx.command.params, *commands) if one.help)
         what = "commands and options" if commands else "options"
         rest = f"; --help-all shows all {what}." if more and not everything else "."
         return ", ".join(sorted(param.opts, key=len)), f"Print this help{rest}"
-    if not param.help or (_rare(param) and not everything):
+    if not param.help or (param.hidden and not everything):
         return None
     param = copy(param)
     param.hidden = False

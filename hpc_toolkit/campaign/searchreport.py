@@ -11,11 +11,10 @@ from typing import Any
 from hpc_toolkit.bandit import Pull
 from hpc_toolkit.bandit.asktell import TASK_RULES
 from hpc_toolkit.bandit.rule import Reward
-from hpc_toolkit.campaign.evaluations import Searched, searched_of
-from hpc_toolkit.campaign.search import observe, score_of
+from hpc_toolkit.campaign.search import observe, policy_of, score_of
 from hpc_toolkit.campaign.searchfigures import Step, best_so_far, brief, reward_map
 from hpc_toolkit.campaign.settings import Campaign
-from hpc_toolkit.campaign.summary import Summary, summarize
+from hpc_toolkit.campaign.summary import Searched, Summary, searched_of, summarize
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.report.figures import Figure
 from hpc_toolkit.report.page import Cell, Section, Table, count, seconds
@@ -51,7 +50,7 @@ def read_search(view: RunView, campaign: Campaign) -> SearchFacts:
             asked.setdefault(pull.arm, number)
     return SearchFacts(
         searched=searched,
-        summary=summarize(view, campaign, searched),
+        summary=summarize(searched),
         rewards=rewards,
         asked=asked,
         steps=progress_of(searched, rewards),
@@ -358,7 +357,9 @@ def _by_arm(
 def _race(
     searched: Searched, rewards: Mapping[str, Reward], spent: Mapping[Pull, tuple[int, float]]
 ) -> Iterator[Step]:
-    judge = searched.judge()
+    judge = policy_of(searched.campaign, searched.arms)
+    for observation in searched.known:
+        judge.tell(observation)
     for decision in searched.rounds:
         finished = [pull for pull in decision.pulls if pull in spent]
         for pull in finished:

@@ -1,23 +1,33 @@
-"""The outcome of a search: how far it has come, its best arm, and how that compares with others."""
+"""What a search has evaluated, how far it has come, its best arm, and how that compares."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from hpc_toolkit.bandit import Recommendation
+from hpc_toolkit import bandit
+from hpc_toolkit.bandit.rule import Reward, TaskResults, rewards_of
 from hpc_toolkit.campaign.coordinator import arm_of
-from hpc_toolkit.campaign.evaluations import Found, Searched, searched_of
-from hpc_toolkit.campaign.search import score_of
-from hpc_toolkit.campaign.settings import Campaign, settings_of
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE, Decision, read_decisions, rows_of
+from hpc_toolkit.campaign.search import (
+    CampaignSearch,
+    as_decided,
+    make_arms,
+    make_tasks,
+    observe,
+    policy_of,
+    score_of,
+)
+from hpc_toolkit.campaign.settings import TASKS, Campaign, settings_of
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.status import Search
+from hpc_toolkit.results.tables import Row, check_rows
 from hpc_toolkit.rundir.layout import Manifest
 from hpc_toolkit.rundir.values import not_finite
 from hpc_toolkit.system.clock import Seldom
@@ -26,6 +36,150 @@ from hpc_toolkit.system.quantities import counted
 _LAST_ASKS = 8
 _LONG = 30
 """Characters of the name of an arm that is too long to show several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One arm and its reward."""
+
+    arm: str
+    keys: dict[str, Any]
+    """Keys and values of the arm."""
+    reward: float
+    """The mean of its scores."""
+    stderr: float | None
+    """Standard error of ``reward``; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """What a search has found; its status, summary and page are derived from this alone."""
+
+    policy: str
+    campaign: Campaign
+    """As it was decided, except that a user's own policy is replaced: its code is not run."""
+    sealed: bool
+    """Whether nothing can be requested any more."""
+    decisions: list[Decision]
+    arms: bandit.ArmTable
+    rows: dict[str, dict[str, Row]]
+    """All finished rows by arm and task, also those after the search or known before it."""
+    done: dict[bandit.Pull, list[Row]]
+    """The rows of each pull of the policy that is finished."""
+    best: bandit.Recommendation | None
+    """The best arm by the policy."""
+
+    @property
+    def known(self) -> tuple[bandit.Observation, ...]:
+        """Results from before the campaign."""
+        return self.decisions[0].known if self.decisions else ()
+
+    @property
+    def evaluated(self) -> set[str]:
+        """The arms with results, also those that were known before."""
+        return {pull.arm for pull in self.done} | {one.arm for one in self.known}
+
+    @property
+    def rounds(self) -> list[Decision]:
+        """The decisions of the policy."""
+        return [one for one in self.decisions if one.why != EXHAUSTIVE]
+
+    @property
+    def pulls(self) -> list[bandit.Pull]:
+        """All that the policy requested."""
+        return [pull for one in self.rounds for pull in one.pulls]
+
+    @property
+    def asked(self) -> list[str]:
+        """The policy's arms in the order in which they were first requested."""
+        return list(dict.fromkeys(pull.arm for pull in self.pulls))
+
+    @property
+    def compared(self) -> list[str]:
+        """The tasks by which the policy found its best arm; all if no arm has a reward."""
+        names, best = self.campaign.tasks.names, self.best
+        return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all arms have been evaluated on all tasks."""
+        done = sum(map(len, self.rows.values()))
+        return done == len(self.arms.arms) * len(self.campaign.tasks.names)
+
+    def lacks(self, arm: str) -> str:
+        """Why an arm has no reward over all tasks."""
+        done, every = len(self.rows.get(arm, {})), len(self.campaign.tasks.names)
+        partly = f"{done} of {every} tasks" if done else "not evaluated"
+        return "failed" if done == every else partly
+
+    def found(self, arm: str, by: Reward | bandit.Recommendation) -> Found:
+        keys = dict(self.arms.arms[self.arms.index(arm)].keys)
+        return Found(arm=arm, keys=keys, reward=by.mean, stderr=by.stderr)
+
+    def rewards(self, among: Sequence[str], tasks: Iterable[str]) -> dict[str, Reward]:
+        """The rewards over ``tasks`` of the arms in ``among`` that have a row of each task."""
+        campaign, arms, wanted = self.campaign, self.arms, set(tasks)
+        results, known = TaskResults.empty(len(arms.arms), make_tasks(campaign)), []
+        for arm in among:
+            if self.rows.get(arm, {}).keys() >= wanted:
+                results.take(arms.index(arm), observe(arm, list(self.rows[arm].values())))
+                known.append(arms.index(arm))
+        columns = [index for index, name in enumerate(campaign.tasks.names) if name in wanted]
+        rewards = rewards_of(results, known, tasks=columns)
+        return {arms.ids[index]: reward for index, reward in rewards.items()}
+
+    def why_ended(self) -> str | None:
+        """Why the search ended, found by the same steps that the coordinator takes."""
+        search = CampaignSearch(self.campaign, self.arms, self.known)
+        for decision in self.rounds:
+            search.tell(decision.tells)
+            search.take(decision)
+
+        def results_of(pulls: Sequence[bandit.Pull]) -> list[bandit.Observation] | None:
+            finished = self.done.keys() >= set(pulls)
+            return [observe(pull.arm, self.done[pull]) for pull in pulls] if finished else None
+
+        search.advance(results_of)
+        is_over = self.sealed or len(self.rounds) < len(self.decisions)
+        return search.ended or ("its end was decided" if is_over else None)
+
+
+def searched_of(view: RunView, campaign: Campaign) -> Searched:
+    """Read the log of a search and the finished rows; ``campaign`` are the current settings."""
+    table = gather(view, TASKS, partial=True).rows  # this reads the log
+    check_rows(table)
+    rows: dict[str, dict[str, Row]] = {}
+    for row in table:
+        rows.setdefault(arm_of(row["item"]), {})[row["item"]["task"]] = row
+    log = view.stages[TASKS].log
+    decisions = read_decisions(log.segments.values())
+    campaign = as_decided(campaign, decisions)
+    name = campaign.search.policy
+    if campaign.search.is_own:
+        # The code of the policy is not needed to compare results, and reading a run executes none.
+        search = replace(campaign.search, policy="random", options={})
+        campaign = replace(campaign, search=search)
+    arms = make_arms(campaign, decisions[0].metrics if decisions else None)
+    judge, done = policy_of(campaign, arms), dict[bandit.Pull, list[Row]]()
+    for observation in decisions[0].known if decisions else ():
+        judge.tell(observation)
+        keys = arms.arms[arms.index(observation.arm)].keys
+        rows.setdefault(observation.arm, {}).update(rows_of(observation, keys))
+    for pull in (pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls):
+        some, wanted = rows.get(pull.arm, {}), pull.tasks or campaign.tasks.names
+        if some.keys() >= set(wanted):
+            done[pull] = [some[task] for task in wanted]
+            judge.tell(observe(pull.arm, done[pull]))
+    return Searched(
+        policy=name,
+        campaign=campaign,
+        sealed=log.sealed,
+        decisions=decisions,
+        arms=arms,
+        rows=rows,
+        done=done,
+        best=judge.best(),
+    )
 
 
 def search_of(
@@ -38,10 +192,8 @@ def search_of(
         )
     except RunError as error:
         return Search(warnings=(error.message,))
-    best = None
-    if search["best"] is not None:
-        best = {**search["best"], "evaluated": search["evaluated"], "arms": search["arms"]}
-    return Search(best, {**search})
+    more = {"evaluated": search["evaluated"], "arms": search["arms"]}
+    return Search(search["best"] and {**search["best"], **more}, {**search})
 
 
 def search_so_far(view: RunView, campaign: Campaign) -> dict[str, Any]:
@@ -111,13 +263,13 @@ class Summary:
     whether or not the policy chose them."""
     baseline_name: str
     """What people call it."""
-    exhaustive: Found | None
+    exhaustive: Found | None = None
     """The best of all arms over all tasks; None unless all were evaluated."""
-    exhaustive_ties: list[str]
+    exhaustive_ties: list[str] = field(default_factory=list)
     """Other arms within the noise of ``exhaustive``."""
-    verified: Found | None
+    verified: Found | None = None
     """The reward of ``best`` among all arms over all tasks; None unless all were evaluated."""
-    exhaustive_gpu_s: float | None
+    exhaustive_gpu_s: float | None = None
     """Duration of all evaluations, in seconds of one worker; None unless all were made."""
     sequence: list[str]
     """The policy's arms in the order in which they were first requested."""
@@ -126,24 +278,17 @@ class Summary:
     failure: str | None
     """What the first of these evaluations returned instead."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def summarize(
-    view: RunView, campaign: Campaign, searched: Searched | None = None
-) -> Summary | None:
-    """Summarize what is finished so far; None while no arm has a reward and the search goes on.
-
-    ``searched`` is the result of :func:`searched_of`, for callers that have it.
-    """
-    searched = searched or searched_of(view, campaign)
+def summarize(searched: Searched) -> Summary | None:
+    """Summarize what is finished so far; None while no arm has a reward and the search goes on."""
     campaign, best, names = searched.campaign, searched.best, searched.campaign.tasks.names
     if best is None and not searched.sealed:
         return None
     told = [rows for rows in searched.rows.values() if len(rows) == len(names)]
     failures = [row for rows in told for row in rows.values() if score_of(row) is None]
     known = sum(len(one.scores) for one in searched.known)
+    arms = [arm.id for arm in campaign.arms() if arm.baseline]
+    baseline = (searched.found(*one) for one in searched.rewards(arms, searched.compared).items())
     return Summary(
         policy=searched.policy,
         ended=searched.why_ended(),
@@ -151,13 +296,13 @@ def summarize(
         evaluated=len(searched.evaluated),
         evaluations=sum(map(len, searched.done.values())) + known,
         known=known,
-        all_evaluations=searched.total,
+        all_evaluations=len(searched.arms.arms) * len(names),
         gpu_s=_seconds(searched.done.values())
         + math.fsum(second for one in searched.known for second in one.seconds.values()),
         best=searched.found(best.arm, best) if best else None,
         tasks=searched.compared,
         ties=list(best.ties) if best else [],
-        baseline=_baseline(searched),
+        baseline=max(baseline, key=attrgetter("reward"), default=None),
         baseline_name=campaign.baseline,
         **_exhaustive(searched, best),
         sequence=searched.asked,
@@ -166,26 +311,22 @@ def summarize(
     )
 
 
-def _baseline(searched: Searched) -> Found | None:
-    """The best arm of the baseline over the tasks that the search compared."""
-    arms = [arm.id for arm in searched.campaign.arms() if arm.baseline]
-    known = (searched.found(*one) for one in searched.rewards(arms, searched.compared).items())
-    return max(known, key=attrgetter("reward"), default=None)
-
-
-def _exhaustive(searched: Searched, best: Recommendation | None) -> dict[str, Any]:
+def _exhaustive(searched: Searched, best: bandit.Recommendation | None) -> dict[str, Any]:
     """The fields of a summary that are known once all arms have been evaluated on all tasks."""
-    everything = searched.best_of_all()
-    verified = None
-    if everything and best:  # over all tasks, also if the search compared it by fewer
-        rewards = searched.rewards(searched.arms.ids, searched.campaign.tasks.names)
-        verified = searched.found(best.arm, rewards[best.arm]) if best.arm in rewards else None
-    rows = map(dict.values, searched.rows.values())
+    if not searched.complete:
+        return {}
+    judge = bandit.make_policy("random", searched.arms, 0, tasks=make_tasks(searched.campaign))
+    for arm, rows in searched.rows.items():
+        judge.tell(observe(arm, list(rows.values())))
+    truth = judge.best()
+    # Over all tasks, also if the search compared its best arm by fewer.
+    rewards = searched.rewards(searched.arms.ids, searched.campaign.tasks.names)
+    verified = rewards.get(best.arm) if best else None
     return {
-        "exhaustive": searched.found(everything.arm, everything) if everything else None,
-        "exhaustive_ties": list(everything.ties) if everything else [],
-        "verified": verified,
-        "exhaustive_gpu_s": _seconds(rows) if searched.complete else None,
+        "exhaustive": searched.found(truth.arm, truth) if truth else None,
+        "exhaustive_ties": list(truth.ties) if truth else [],
+        "verified": searched.found(best.arm, verified) if best and verified else None,
+        "exhaustive_gpu_s": _seconds(map(dict.values, searched.rows.values())),
     }
 
 
@@ -221,7 +362,7 @@ def _best_lines(summary: Summary, best: Found) -> list[str]:
     partly = f" over {done} of {tasks} tasks" if done < tasks else ""
     lines = [f"best arm        {_line(best)}{partly}"]
     if summary.ties:
-        shown = ", ".join(islice(summary.ties, 4 if len(summary.ties[0]) < _LONG else 1))
+        shown = ", ".join(summary.ties[: 4 if len(summary.ties[0]) < _LONG else 1])
         more = ", ..." if len(summary.ties) > shown.count(", ") + 1 else ""
         count = len(summary.ties)
         lines.append(f"  ties          {count} that noise cannot tell from it: {shown}{more}")

@@ -9,6 +9,7 @@ import signal
 import sys
 import textwrap
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -280,13 +281,13 @@ def work_campaign(run: Run, workers: int, options: WorkerOptions) -> int:
 def _print_outcome(run: Run, *, as_json: bool) -> None:
     """Write the report, and print the status without the search, and then the summary of it."""
     from hpc_toolkit.campaign.settings import settings_of
-    from hpc_toolkit.campaign.summary import summarize, summary_lines
+    from hpc_toolkit.campaign.summary import searched_of, summarize, summary_lines
 
     report = write_at_end(run)
-    summary = summarize(run.view, settings_of(run.paths, run.manifest))
+    summary = summarize(searched_of(run.view, settings_of(run.paths, run.manifest)))
     if as_json:
         if summary is not None:
-            show(summary.to_json(), (), as_json=True)
+            show(asdict(summary), (), as_json=True)
         return
     lines = draw(panel(replace(run.status(), search=None)))
     show(None, [*lines, *(summary_lines(summary) if summary else ()), *report], as_json=False)

@@ -175,9 +175,9 @@ def _of_campaign(run: Run) -> optuna.Study:
     from optuna.trial import TrialState
 
     from hpc_toolkit.bandit.arms import columns_of
-    from hpc_toolkit.campaign.evaluations import searched_of
     from hpc_toolkit.campaign.search import score_of
     from hpc_toolkit.campaign.settings import settings_of
+    from hpc_toolkit.campaign.summary import searched_of
 
     found = searched_of(run.view, settings_of(run.view.paths, run.manifest))
     campaign, over = found.campaign, found.compared

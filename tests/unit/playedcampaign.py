@@ -17,7 +17,7 @@ import hpc_toolkit.campaign.coordinator
 from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.decisions import Decision, read_decisions
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign, settings_of
-from hpc_toolkit.campaign.summary import Summary, summarize
+from hpc_toolkit.campaign.summary import Summary, searched_of, summarize
 from hpc_toolkit.cli.campaigns import make_campaign_run
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.valuefiles import Encoded
@@ -147,7 +147,7 @@ class Played:
 
     def summary(self) -> Summary:
         run = Run.open(self.root)
-        found = summarize(run.view, campaign_of(run))
+        found = summarize(searched_of(run.view, campaign_of(run)))
         assert found is not None
         return found
 

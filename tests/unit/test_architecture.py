@@ -50,7 +50,7 @@ FENCES: dict[str, set[str]] = {
     "ray": {"engines.raydriver"},
     "scipy": {"bandit", "science.workloads"},
     "numpy": {
-        *("bandit", "campaign.evaluations", "planning", "results", "science"),
+        *("bandit", "planning", "results", "science"),
         *("rundir.valuefiles", "rundir.values"),
     },
     "pyarrow": {"queue.listfiles", "results.tables"},

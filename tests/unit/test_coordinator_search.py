@@ -15,7 +15,7 @@ from hpc_toolkit.campaign.coordinator import arm_of
 from hpc_toolkit.campaign.decisions import Decision
 from hpc_toolkit.campaign.search import make_arms, metric_columns, policy_of
 from hpc_toolkit.campaign.settings import Campaign
-from hpc_toolkit.campaign.summary import summarize
+from hpc_toolkit.campaign.summary import searched_of, summarize
 from hpc_toolkit.cli.campaigns import resume_campaign
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.run import Run
@@ -170,8 +170,8 @@ def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(play: Play) 
     with pytest.raises(ConfigError, match=r"other settings: search\.asks"):
         resume_campaign(run, made("window"), update=True)
     resume_campaign(run, made("rounds"), update=False)
-    assert summarize(run.view, made("racing")) is not None, "settings that say no end"
-    found = summarize(run.view, made("window"))
+    assert summarize(searched_of(run.view, made("racing"))) is not None, "settings that say no end"
+    found = summarize(searched_of(run.view, made("window")))
     assert found is not None
     assert found.ended == "requested 9 arms, the budget is 9"
 

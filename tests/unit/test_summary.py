@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.campaign.evaluations import Found
 from hpc_toolkit.campaign.searchfigures import expected_best
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign
-from hpc_toolkit.campaign.summary import Summary, summary_lines
+from hpc_toolkit.campaign.summary import Found, Summary, summary_lines
 from hpc_toolkit.cli.gathering import read_facts
 from hpc_toolkit.report.figures import Figure
 from hpc_toolkit.report.page import Section, as_html

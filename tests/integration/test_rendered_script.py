@@ -53,8 +53,9 @@ case "$*" in
   *'--format=%A|%K|%S|%e|%Z')
     cd "$FAKE_DIR"
     echo "17|${SLURM_ARRAY_TASK_ID:-N/A}|$(cat start)|$(cat end)|$FAKE_DIR" ;;
-  *--Format=State*) cd "$FAKE_DIR"; echo "$(cat state) $(cat restarts) $(cat preempted)" ;;
-  *--format=%D) cat "$FAKE_DIR/nodes" ;;
+  *--Format=State*)
+    cd "$FAKE_DIR"
+    echo "$(cat state) $(cat restarts) $(cat preempted) $(cat nodes)" ;;
 esac
 """
 SINFO = """

@@ -74,7 +74,7 @@ class Restarts:
         if self._batch.ended:
             raise JobEnd(TRY_AGAIN)
         # The count is the scheduler's: a job that this one submits inherits SLURM_RESTART_COUNT.
-        state, restarts, preempted = self._scheduled()
+        state, restarts, preempted, _ = self._scheduled()
         again = f"'scontrol requeue {self._job.id}' starts it again"
         if not state:
             self.end_without_requeue(f"Slurm does not report its state; {again}")
@@ -109,8 +109,8 @@ class Restarts:
         """
         # Where a node is down or silent already, srun starts nothing and ends with 1. A node that
         # was down for a moment is idle again, but Slurm has removed it from the job.
-        lost = code == _KILLED or code in _SRUN_CODES or lost_nodes(self._job) or self._shrunk()
-        if not lost:
+        lost = code == _KILLED or code in _SRUN_CODES or lost_nodes(self._job)
+        if not lost and self._scheduled()[3] in ("", str(len(self._job.nodes))):
             raise JobError(f"{what}: see above")
         self._job.log("a node was lost before the preflight was complete: see above")
         self.start_again()
@@ -130,21 +130,16 @@ class Restarts:
         if not _scontrol("update", f"JobId={self._job.id}", "Requeue=0"):
             self._job.log("Slurm may restart this job although it has finished")
 
-    def _scheduled(self) -> tuple[str, int, bool]:
-        """State, restarts, and whether it is preempted; state "" where Slurm does not say."""
-        columns = "--Format=State:20,RestartCnt:10,PreemptTime:30"
+    def _scheduled(self) -> tuple[str, int, bool, str]:
+        """State, restarts, whether it is preempted, and nodes; "" where Slurm does not say."""
+        columns = "--Format=State:20,RestartCnt:10,PreemptTime:30,NumNodes:10"
         listed = client.text(["squeue", "--noheader", f"--jobs={self._job.id}", columns])
         rows = [line.split() for line in listed.splitlines()]
         # Several rows: the raw id of an array's last element also stands for the whole array.
-        if len(rows) != 1 or len(rows[0]) < 3 or not rows[0][1].isdigit():
-            return "", 0, False
-        words = rows[0]
-        return words[0], int(words[1]), any(letter.isdigit() for letter in words[2])
-
-    def _shrunk(self) -> bool:
-        argv = ["squeue", "--noheader", f"--jobs={self._job.id}", "--format=%D"]
-        nodes = client.text(argv).split()
-        return bool(nodes) and nodes[0] != str(len(self._job.nodes))
+        if len(rows) != 1 or len(rows[0]) < 4 or not rows[0][1].isdigit():
+            return "", 0, False, ""
+        state, restarts, preempted, nodes = rows[0]
+        return state, int(restarts), any(letter.isdigit() for letter in preempted), nodes
 
 
 def slurm_requeues() -> bool:
@@ -257,7 +252,10 @@ class ProgramJob:
             os.makedirs(self.run_dir, exist_ok=True)
             if self.alone:
                 os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self.run_dir)
-        self._stage()
+        beside = self.run_dir or "runs/job"
+        code = self.staging.copy(self.batch, beside, within_s=self.within_s)
+        if code and self.staging.paths:
+            self.restarts.checks_failed(code, "a node could not stage its copies")
         self.batch.job.log(self.batch.job.facts())
         self.batch.start(self._step())
         self._decide(self.batch.wait())
@@ -283,12 +281,6 @@ class ProgramJob:
         code = self.batch.call([*argv, *check])
         if code:
             self.restarts.checks_failed(code, "a node failed the preflight")
-
-    def _stage(self) -> None:
-        staging, beside = self.staging, self.run_dir or "runs/job"
-        code = staging.copy(self.batch, beside, within_s=self.within_s)
-        if code and staging.paths:
-            self.restarts.checks_failed(code, "a node could not stage its copies")
 
     def _decide(self, code: int) -> NoReturn:
         if self.batch.ended and code == 1:

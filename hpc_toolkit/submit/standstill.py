@@ -19,51 +19,53 @@ from hpc_toolkit.submit import log_files, read_jobs
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
 
-_SENTENCES = {
+_STUCK = {
     "AccountNotAllowed": "its account may not use this partition: submit with another --account",
     "BadConstraints": "no node can give what it requests: cancel it and request less",
-    "BeginTime": "its begin time has not come; a requeued job waits about two minutes",
-    "Cleaning": "Slurm still cleans up after its last run: wait",
-    "Dependency": "it waits for another job to end",
     "DependencyNeverSatisfied": "what it waits for can never happen any more: cancel it",
     "InvalidAccount": "its account is not valid: cancel it and submit with --account",
     "InvalidQOS": "its quality of service is not valid: cancel it and submit with --qos",
-    "JobArrayTaskLimit": "as many elements of its array run as its '%' allows",
+    "Invalid.*": "Slurm cannot run it as it is: cancel it, see 'scontrol show job {id}'",
     "JobHeldAdmin": "an administrator holds it: ask them why",
     "JobHeldUser": "it is held: 'scontrol release {id}' lets it go",
     "JobHoldMaxRequeue": "requeued too often and held: 'scontrol release {id}' lets it go",
-    "Licenses": "the licenses that it needs are in use: wait",
     "MaxMemPerLimit": "it requests more memory than the site allows: cancel it, use less --mem",
-    "NodeDown": "a node that it needs is down: wait, or submit without a nodelist",
-    "None": "Slurm has not looked at it yet",
     "PartitionConfig": "its partition does not allow its request: cancel it, change --partition",
-    "PartitionDown": "its partition takes no jobs now: submit with another --partition, or wait",
-    "PartitionInactive": "its partition is inactive: submit with another --partition",
     "PartitionNodeLimit": "MinNodes or MaxNodes of its partition: cancel it, change --nodes",
     "PartitionTimeLimit": "it wants more time than its partition gives: cancel it, request less",
-    "Priority": "other jobs have a higher priority",
-    "Prolog": "its nodes are being prepared",
     "QOSNotAllowed": "its quality of service is not allowed here: submit with another --qos",
-    "Reservation": "it waits for its reservation to begin",
-    "Resources": "the nodes that it needs are busy",
-}
-_TOO_MUCH = r"(QOS|Assoc)Max\w+Per(Job|Node)|QOSMin"
-_BEGINNINGS = (
-    ("ReqNode|Nodes.r", "a node that it needs is down, drained or reserved: wait, request others"),
-    ("ReservationD|ReservationI", "its reservation is gone: cancel it and submit without one"),
-    (_TOO_MUCH, "its account or quality of service allows no such job: cancel it, change its size"),
-    ("BurstBuffer", "it waits for a burst buffer: see 'scontrol show job {id}'"),
-    ("NonZeroExit|RaisedSig|TimeLimit|OutOfM", "its last run failed: see 'hpctk logs --job {id}'"),
-    ("QOS", "its quality of service allows no more now: wait, or see 'sacctmgr show qos'"),
-    ("Assoc|AccountingP", "its account has used up what it may: wait, or take another --account"),
-    ("Max", "a limit of the site is reached: wait for own jobs to end"),
-)
-_SUSPENDED = ("SUSPENDED", "STOPPED")
-_STATES = {
+    r"(QOS|Assoc)Max\w+Per(Job|Node).*|QOSMin.*": "its account or quality of service allows no such"
+    " job: cancel it, change its size",
+    "Reservation[DI].*": "its reservation is gone: cancel it and submit without one",
     "REQUEUE_HOLD": "it was requeued and is held: 'scontrol release {id}' lets it go",
     "RESV_DEL_HOLD": "its reservation is gone and it is held: submit without a reservation",
     "SPECIAL_EXIT": "it ended in a way that needs a look, and is held: 'scontrol release {id}'",
 }
+"""Reasons and states of jobs that start only after a person acts, as patterns."""
+_WAITS = {
+    "BeginTime": "its begin time has not come; a requeued job waits about two minutes",
+    "Cleaning": "Slurm still cleans up after its last run: wait",
+    "Dependency": "it waits for another job to end",
+    "JobArrayTaskLimit": "as many elements of its array run as its '%' allows",
+    "Licenses": "the licenses that it needs are in use: wait",
+    "NodeDown": "a node that it needs is down: wait, or submit without a nodelist",
+    "None": "Slurm has not looked at it yet",
+    "PartitionDown": "its partition takes no jobs now: submit with another --partition, or wait",
+    "PartitionInactive": "its partition is inactive: submit with another --partition",
+    "Priority": "other jobs have a higher priority",
+    "Prolog": "its nodes are being prepared",
+    "Reservation": "it waits for its reservation to begin",
+    "Resources": "the nodes that it needs are busy",
+    ".*(launch[_ ]failed|LaunchFailure).*": "its script could not be started: see 'scontrol show"
+    " job {id}', then release it",
+    "(ReqNode|Nodes).*": "a node that it needs is down, drained or reserved: wait, request others",
+    "BurstBuffer.*": "it waits for a burst buffer: see 'scontrol show job {id}'",
+    "(NonZeroE|RaisedSig|TimeLimit|OutOfM).*": "its last run failed: see 'hpctk logs --job {id}'",
+    "QOS.*": "its quality of service allows no more now: wait, or see 'sacctmgr show qos'",
+    "(Assoc|AccountingP).*": "its account has used up what it may: wait, or use another --account",
+    "Max.*": "a limit of the site is reached: wait for own jobs to end",
+}
+_SUSPENDED = ("SUSPENDED", "STOPPED")
 
 
 def beside_of(run: Run, records: Callable[[], list[JobRecord]]) -> Beside:
@@ -115,33 +117,26 @@ def _after_end(now: Status, job: JobRecord) -> str:
     return f"{head}: {ended}; see 'hpctk logs --job {job.id}', then {start}"
 
 
+def _found(record: JobRecord) -> tuple[str, bool]:
+    """A sentence on why a job waits, and whether it can start only after a person acts."""
+    word = record.reason.partition(",")[0].strip("()") or "None"
+    if record.state in _STUCK and word not in ("JobHeldAdmin", "JobHoldMaxRequeue"):
+        word = record.state
+    for table in (_STUCK, _WAITS):
+        for pattern, sentence in table.items():
+            if re.fullmatch(pattern, word):
+                return sentence.replace("{id}", record.id), table is _STUCK
+    return f"Slurm says {word}", False
+
+
 def why_waiting(record: JobRecord) -> str:
     """Return a sentence on why a job waits, with a remedy if there is one.
 
     For a reason that is not listed above, the sentence quotes Slurm's word.
     """
-    word = record.reason.partition(",")[0].strip("()")
-    if record.state in _STATES and word not in ("JobHeldAdmin", "JobHoldMaxRequeue"):
-        sentence = _STATES[record.state]
-    elif word in _SENTENCES or not word:
-        sentence = _SENTENCES[word or "None"]
-    elif re.search("launch[_ ]failed|LaunchFailure", word):
-        sentence = "its script could not be started: see 'scontrol show job {id}', then release it"
-    else:
-        found = [text for beginning, text in _BEGINNINGS if re.match(beginning, word)]
-        sentence = found[0] if found else f"Slurm says {word}"
-    return sentence.replace("{id}", record.id)
+    return _found(record)[0]
 
 
 def is_stuck(record: JobRecord) -> bool:
     """Return whether this waiting job can start only after a person acts."""
-    word = record.reason.partition(",")[0]
-    return record.waiting and (
-        record.state in _STATES or re.match(f"JobH[eo]ld|{_HOPELESS}|{_TOO_MUCH}", word) is not None
-    )
-
-
-_HOPELESS = (
-    "DependencyNeverSatisfied|PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|"
-    "MaxMemPerLimit|Invalid|AccountNotAllowed|QOSNotAllowed|Reservation(Deleted|Invalid)"
-)
+    return record.waiting and _found(record)[1]

@@ -17,7 +17,6 @@ from hpc_toolkit.errors import RenderError
 _STAGED = "[^-].{0,4095}"
 _SHOWN_CHARS = 120
 _VALUE = r".{0,32768}"
-_MODULE = r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,255}"
 _SETUP = r"[\w@%+=:,./ '\"-]{1,4096}"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY)$", re.IGNORECASE)
@@ -42,7 +41,6 @@ USERS = ".users"
 ENVIRONMENT = ".environment"
 """The copy of the Python environment beside staged files."""
 
-_BIND = "/[^:,]{0,4000}(:/[^:,]{0,4000}(:r[ow])?)?"
 _PYTHON_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _WORDS_MAX = 131072
 
@@ -85,10 +83,6 @@ def check_names(path: str, where: str) -> None:
             raise refusal(where, path, f"names of at most {_NAME_MAX} bytes")
 
 
-def check_module(name: object, where: str) -> None:
-    check_match(name, _MODULE, "a module's name such as cuda/12.4", where)
-
-
 def looks_secret(name: str) -> bool:
     """Return whether the name of a variable suggests a secret, such as ``HF_TOKEN``."""
     return bool(_SECRET.search(name))
@@ -125,10 +119,6 @@ def setup_words(line: object, where: str) -> list[str]:
     return words
 
 
-def check_bind(value: object, where: str) -> None:
-    check_match(value, _BIND, "FROM[:TO[:ro]], absolute paths without ':' and ','", where)
-
-
 def check_staged(paths: tuple[str, ...], where: str) -> None:
     """Raise RenderError unless ``paths`` can be copied into one directory: no equal names."""
     names: set[str] = set()
@@ -144,9 +134,11 @@ def check_staged(paths: tuple[str, ...], where: str) -> None:
         names.add(name)
 
 
-def check_command(words: tuple[str, ...]) -> None:
+def check_command(words: tuple[str, ...], _where: str) -> None:
     """Raise RenderError unless ``words`` are a program, or ``-m MODULE``, and its arguments."""
     option = "the program after --"
+    if not words:
+        return
     # render.kinds refuses a module for templates that cannot start one.
     module = words[0] == "-m" and len(words) > 1 and _PYTHON_MODULE.fullmatch(words[1]) is not None
     if not module and (not words[0] or words[0].startswith("-")):

@@ -60,7 +60,10 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     # Without a name, the job counts as one of the first partition that takes it.
     name = full.partition or first_fit(cluster, (), _needs(full, sources))[0]
     full, sources = _opened(replace(spec, partition=full.partition), named_site(cluster, name))
-    _check_account(full, cluster)
+    if cluster.account_required and not full.account:
+        written = cluster.written("account_required")
+        msg = f"--account: {cluster.name} requires an account ({written} = true)"
+        raise RenderError(msg, hint=f"--account {cluster.account_hint or 'NAME'}")
     _check_times(full, sources)
     _check_array(full, cluster)
     site = site_of(full, cluster, sources)
@@ -272,13 +275,6 @@ def forbidden(cluster: Cluster, directory: Path) -> str | None:
     if found := re.search(_FILLED_IN, str(directory)):
         return f"Slurm does not take {found[0]!r} literally in the directory of a log: {directory}"
     return None
-
-
-def _check_account(full: ScriptSpec, cluster: Cluster) -> None:
-    if cluster.account_required and not full.account:
-        msg = f"--account: {cluster.name} requires an account"
-        msg += f" ({cluster.written('account_required')} = true)"
-        raise RenderError(msg, hint=f"--account {cluster.account_hint or 'NAME'}")
 
 
 def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:

@@ -6,10 +6,9 @@ import hashlib
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.rundir import files
@@ -34,12 +33,12 @@ _TEMPLATE = r"(?m)^# hpctk-template: (\S+) ([0-9a-f]+)$"
 _CLUSTER = r"(?m)^# hpctk-cluster: (\S+) ([0-9a-f]+)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class Header(NamedTuple):
     template: str
     cluster: str
     """The value of ``--cluster``: a name or the path of a file."""
     request: dict[str, Any]
+    """``read_spec`` makes a request of it."""
 
 
 def sha256(text: str) -> str:
@@ -92,12 +91,15 @@ def read_header(script: str, where: str) -> Header:
     found = [re.search(pattern, text) for pattern in (_VERSION, _COMMAND, _TEMPLATE, _CLUSTER)]
     command = found[1]
     if command is None or not all(found) or _MARK not in text:
-        raise _refusal(where, _FOREIGN)
+        why = "not a script that 'hpctk render' wrote, or its header was edited"
+        raise RenderError(f"{where}: {why}", hint="render the script again")
     try:
-        kind, argument, request = read_command(shlex.split(command[1].replace(" \\\n#     ", " ")))
-    except (ValueError, IndexError) as error:
-        raise (error if isinstance(error, RenderError) else _refusal(where, _DAMAGED)) from None
-    return Header(template=kind, cluster=argument, request=request)
+        return read_command(shlex.split(command[1].replace(" \\\n#     ", " ")))
+    except RenderError:
+        raise
+    except (ValueError, IndexError):
+        why = "the request in its header was edited"
+        raise RenderError(f"{where}: {why}", hint="render the script again") from None
 
 
 def option_words(name: str, value: Any) -> list[str]:
@@ -127,11 +129,11 @@ def command_line(spec: ScriptSpec, template: str, cluster: str) -> list[str]:
     return [*argv, "--", *words] if words else argv
 
 
-def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
-    """The template, the cluster and the fields of a ``command_line`` that was split into words.
+def read_command(argv: Sequence[str]) -> Header:
+    """What a ``command_line`` that was split into words says.
 
-    ``read_spec(fields)`` is the request. Raises RenderError for an option that this version does
-    not know, and ValueError for words that are not such a command.
+    Raises RenderError for an option that this version does not know, and ValueError for words that
+    are not such a command.
     """
     known = {option(name): name for name in OPTIONS}
     hpctk, render, template, option_, cluster, *words = argv
@@ -154,7 +156,7 @@ def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
             value = OPTIONS[name].value.word(words.pop(0))
             several = isinstance(DEFAULTS[name], tuple)
             found[name] = (*found.get(name, ()), value) if several else value
-    return template, cluster, found | read_sbatch(found.pop("sbatch", ()))
+    return Header(template, cluster, found | read_sbatch(found.pop("sbatch", ())))
 
 
 def read_sbatch(texts: Sequence[str], where: str = "--sbatch") -> dict[str, Any]:
@@ -187,14 +189,6 @@ def needs_value(name: str) -> bool:
     """Whether this option of sbatch must have a value; False for one that hpctk does not know."""
     flags = (FLAG, EXCLUSIVE)
     return name in PASSED or (name in FIELDS and OPTIONS[name.replace("-", "_")].value not in flags)
-
-
-_FOREIGN = "not a script that 'hpctk render' wrote, or its header was edited"
-_DAMAGED = "the request in its header was edited"
-
-
-def _refusal(where: str, why: str) -> RenderError:
-    return RenderError(f"{where}: {why}", hint="render the script again")
 
 
 def write_script(path: Path, script: str, *, force: bool = False) -> None:

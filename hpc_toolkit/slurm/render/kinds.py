@@ -58,30 +58,14 @@ def check_template(spec: ScriptSpec, template: str) -> None:
             raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(used)}")
     if template in s.TRAININGS:
         _check_training(spec, template)
-    _check_container(spec, template)
-    _check_array(spec, template)
-
-
-def _check_array(spec: ScriptSpec, template: str) -> None:
+    # The container of a command holds the program alone; any other one holds hpctk as well.
+    inside = spec.container_python or spec.plain or template == "command"
+    if spec.container and not inside:
+        msg = "--container: the interpreter in the container is unknown"
+        raise RenderError(msg, hint="give its path: --container-python /usr/bin/python3")
     if template == "array" and spec.array is None:
         msg = "the template array needs --array"
         raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")
-    if spec.array_offset and spec.array is None:
-        msg = "--array-offset: the job is not an array"
-        raise RenderError(msg, hint="add --array 0-99, or leave it out")
-
-
-def _check_container(spec: ScriptSpec, template: str) -> None:
-    """The container of a command holds the program alone; any other one holds hpctk as well."""
-    inside = spec.container_python is not None
-    if spec.plain and spec.container:
-        return
-    if inside and (spec.container is None or template == "command"):
-        msg = "--container-python: hpctk does not run in a container here"
-        raise RenderError(msg, hint="leave it out")
-    if spec.container is not None and not inside and template != "command":
-        msg = "--container: the interpreter in the container is unknown"
-        raise RenderError(msg, hint="give its path: --container-python /usr/bin/python3")
 
 
 def _check_program(spec: ScriptSpec, template: str) -> None:
@@ -215,9 +199,7 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
     }
     chosen = {name: value for name, value in standard.items() if getattr(spec, name) is None}
     full = replace(spec, gpus_per_node=gpus, **chosen)
-    _check_backend(full)
-    if full.numa_binding:
-        _check_binding(full)
+    _check_ranks(full)
     tasks = full.nproc_per_node or 1 if by_rank else 1
     cpus = _cpus(full, template, cluster, tasks)
     return replace(full, ntasks_per_node=tasks, cpus_per_gpu=None, cpus_per_task=cpus)
@@ -231,15 +213,14 @@ def training_directory(run_dir: str | None, job_name: str) -> str:
 def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:
     """Return the parts of a complete request's script that start a training, or bind a command's
     tasks; None for other templates."""
+    bound = [f"--srun={word}" for word in _srun_options(full, cluster)]
     if template == "command":
-        bound = tuple(f"--srun={word}" for word in _srun_options(full, cluster))
-        return Training(program=full.command, processes=1, options=bound)
+        return Training(program=full.command, processes=1, options=tuple(bound))
     if template not in s.TRAININGS or full.ntasks_per_node is None:
         return None
     alone = template == "train-cpu"
     launcher = () if alone else ("-P", "-m", "hpc_toolkit", "launch", *_launch_options(full))
-    options = [f"--run-dir={full.run_dir}", *(["--alone"] if alone else [])]
-    options += [f"--srun={word}" for word in _srun_options(full, cluster)]
+    options = [f"--run-dir={full.run_dir}", *(["--alone"] if alone else []), *bound]
     options += [f"--stage={path}" for path in full.stage]
     if full.stage and full.ntasks_per_node > 1:
         options.append(f"--tasks={full.ntasks_per_node}")
@@ -270,8 +251,14 @@ def _launch_options(full: ScriptSpec) -> list[str]:
     return [f"{name}={value}" for name, value in options.items()]
 
 
-def _check_backend(full: ScriptSpec) -> None:
+def _check_ranks(full: ScriptSpec) -> None:
     backend, ranks, gpus = full.backend, full.nproc_per_node or 1, full.gpus_per_node
+    if full.numa_binding and full.launch == BY_RANK:
+        msg = "--numa-binding: with --launch task-per-gpu, srun binds the ranks"
+        raise RenderError(msg, hint="use --cpu-bind, or leave it out")
+    if full.numa_binding and ranks > gpus:
+        msg = f"--numa-binding: a node's GPUs ({gpus}) are fewer than its ranks ({ranks})"
+        raise RenderError(msg, hint="one rank per GPU, or leave it out")
     if backend == "gloo":
         return
     if not gpus:
@@ -280,16 +267,6 @@ def _check_backend(full: ScriptSpec) -> None:
     if ranks > gpus:
         msg = f"--nproc-per-node: {backend} cannot join {ranks} ranks on {gpus} GPUs of a node"
         raise RenderError(msg, hint="one rank per GPU, or --backend gloo")
-
-
-def _check_binding(full: ScriptSpec) -> None:
-    ranks, gpus = full.nproc_per_node or 1, full.gpus_per_node
-    if full.launch == BY_RANK:
-        msg = "--numa-binding: with --launch task-per-gpu, srun binds the ranks"
-        raise RenderError(msg, hint="use --cpu-bind, or leave it out")
-    if ranks > gpus:
-        msg = f"--numa-binding: a node's GPUs ({gpus}) are fewer than its ranks ({ranks})"
-        raise RenderError(msg, hint="one rank per GPU, or leave it out")
 
 
 def _cpus(full: ScriptSpec, template: str, cluster: Cluster, tasks: int) -> int | None:

@@ -35,9 +35,6 @@ ARRAYS = ("array", "command")
 TASKS = (*QUEUES, "command")
 """Templates whose ranks are Slurm's tasks."""
 
-BOUND = ("command", *TRAININGS)
-"""Templates that bind the tasks of one program."""
-
 _ALL = (*QUEUES, *PROGRAMS)
 _WITH_GPUS = tuple(one for one in _ALL if one != "train-cpu")
 _LAUNCHED = TRAININGS[1:]
@@ -172,7 +169,8 @@ class ScriptSpec:
     array: str | None = _field(None, Row(SCHEDULING, v.ARRAY,
         "Indices of a job array; %8: at most 8 at once.", "0-99%8", directive=1, templates=ARRAYS))
     array_offset: int = _field(0, Row(SCHEDULING, count(0, 2**31),
-        "Number added to the array index. [default: 0]", "N", plain=False))
+        "Number added to the array index. [default: 0]", "N", needs="array", templates=ARRAYS,
+        plain=False))
     dependency: str | None = _field(None, Row(SCHEDULING, v.DEPENDENCY,
         "Jobs to wait for: afterok:JOB, afterany:JOB ...", directive=1))
     kill_on_invalid_dep: bool | None = _field(None, Row("", v.FLAG,
@@ -198,7 +196,7 @@ class ScriptSpec:
         "Interpreter on the nodes. [default: this one]", "FILE"))
     container_python: str | None = _field(None, Row(ENVIRONMENT,
         path(v.ABSOLUTE, "an absolute path in the container"), "Interpreter in the container.",
-        "FILE"))
+        "FILE", needs="container", templates=(*QUEUES, *TRAININGS)))
     modules: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.MODULES,
         "Load this module; may be repeated."))
     setup: tuple[str, ...] = _field((), Row(ENVIRONMENT, v.COMMANDS,
@@ -243,16 +241,16 @@ class ScriptSpec:
         "Copy this to each node's disk first.", "PATH", excludes=("container",),
         templates=TRAININGS, plain=False))
     cpu_bind: str | None = _field(None, Row(TRAINING, v.CPU_BIND,
-        "CPUs of each task: 'srun --cpu-bind'.", "WHAT", excludes=("hint",), templates=BOUND))
+        "CPUs of each task: 'srun --cpu-bind'.", "WHAT", excludes=("hint",), templates=PROGRAMS))
     mem_bind: str | None = _field(None, Row(TRAINING, v.MEM_BIND,
-        "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT", templates=BOUND))
+        "NUMA nodes of each task: 'srun --mem-bind'.", "WHAT", templates=PROGRAMS))
     numa_binding: str | None = _field(None, Row(TRAINING,
         text("node", "node: each rank runs on the CPUs of its GPU's NUMA node"),
         "node: bind each rank to the CPUs near its GPU.", "MODE", templates=_LAUNCHED, plain=False))
     distribution: str | None = _field(None, Row(TRAINING, v.DISTRIBUTION,
-        "Order of the tasks: 'srun --distribution'.", "HOW", templates=BOUND))
+        "Order of the tasks: 'srun --distribution'.", "HOW", templates=PROGRAMS))
     hint: str | None = _field(None, Row(TRAINING, v.HINT,
-        "nomultithread, memory_bound ...: 'srun --hint'.", "WORD", templates=BOUND))
+        "nomultithread, memory_bound ...: 'srun --hint'.", "WORD", templates=PROGRAMS))
     command: tuple[str, ...] = _field((), Row(_ARGUMENTS, v.PROGRAM,
         "Program and arguments; of a training the script and its arguments."))
     # fmt: on

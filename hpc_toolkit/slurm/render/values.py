@@ -228,14 +228,14 @@ def _check_log(value: Any, where: str) -> None:
         raise refusal(where, value, "the path of a file")
 
 
-def _check_flag(value: object, where: str) -> None:
-    if not isinstance(value, bool):
-        raise refusal(where, value, "yes or no; in Python, True or False")
+def _flag(wanted: str, *words: str) -> Value:
+    """Yes, no, or one of these words."""
 
+    def check(value: object, where: str) -> None:
+        if not isinstance(value, bool) and value not in words:
+            raise refusal(where, value, wanted)
 
-def _check_exclusive(value: object, where: str) -> None:
-    if not isinstance(value, bool) and value not in ("user", "mcs", "topo"):
-        raise refusal(where, value, "no value, or one of user, mcs and topo")
+    return Value(check, lambda word: {"yes": True, "no": False}.get(word, word))
 
 
 def _checked_text(check: Callable[[str, str], object]) -> Value:
@@ -245,15 +245,6 @@ def _checked_text(check: Callable[[str, str], object]) -> Value:
         check(value, where)
 
     return Value(check_text)
-
-
-def _check_program(words: tuple[str, ...], _where: str) -> None:
-    if words:
-        allow.check_command(words)
-
-
-def _yes_or_no(word: str) -> bool | str:
-    return {"yes": True, "no": False}.get(word, word)
 
 
 def _duration_s(given: str, *, where: str) -> int:
@@ -267,8 +258,8 @@ def _node_memory(given: str, *, where: str) -> int:
 _SECONDS = count(1, q.MAX_WALLTIME_S).check
 _MOST_MIB = q.MAX_SIZE_BYTES // 2**20
 
-FLAG = Value(_check_flag, _yes_or_no)
-EXCLUSIVE = Value(_check_exclusive, _yes_or_no)
+FLAG = _flag("yes or no; in Python, True or False")
+EXCLUSIVE = _flag("no value, or one of user, mcs and topo", "user", "mcs", "topo")
 WALLTIME = Value(_SECONDS, str, q.parse_walltime, q.format_walltime)
 DURATION = Value(_SECONDS, str, _duration_s, q.format_seconds)
 MEMORY = Value(count(1, _MOST_MIB).check, str, q.parse_mem_mib, q.format_mem)
@@ -308,12 +299,15 @@ HINT = text(
     "compute_bound|memory_bound|multithread|nomultithread",
     "compute_bound, memory_bound, multithread or nomultithread",
 )
-MODULES = _each(allow.check_module)
+MODULES = _each(
+    text("[A-Za-z0-9_][A-Za-z0-9_./+-]{0,255}", "a module's name such as cuda/12.4").check
+)
 COMMANDS = _each(allow.setup_words)
-BINDS = _each(allow.check_bind)
+_BIND = "/[^:,]{0,4000}(:/[^:,]{0,4000}(:r[ow])?)?"
+BINDS = _each(text(_BIND, "FROM[:TO[:ro]], absolute paths without ':' and ','").check)
 STAGED = Value(allow.check_staged)
 VARIABLES = Value(
     _each(lambda pair, where: allow.check_variable(pair[0], pair[1], where)).check,
     lambda word: word.partition("=")[::2],
 )
-PROGRAM = Value(_check_program)
+PROGRAM = Value(allow.check_command)

@@ -125,8 +125,9 @@ def run(
         environ = {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     # Files, not pipes: sites wrap these programs, and a process that a wrapper leaves behind would
     # keep a pipe open after the program has ended.
-    with _scratch("stdout") as out, _scratch("stderr") as err:
-        files = (out, err)
+    # In memory, so that queries work on a full disk.
+    files = [os.fdopen(os.memfd_create(name), "w+b") for name in ("stdout", "stderr")]
+    with files[0] as out, files[1] as err:
         try:
             # In a process group of its own, so that a kill reaches all its children.
             child = subprocess.Popen(
@@ -173,11 +174,6 @@ def _lines(text: str) -> str:
 
 def _causes(words: str) -> list[str]:
     return [hint for what, hint in _REFUSALS.items() if what in words]
-
-
-def _scratch(name: str) -> BinaryIO:
-    # In memory, so that queries work on a full disk.
-    return os.fdopen(os.memfd_create(name), "w+b")
 
 
 def _without(prefixes: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
@@ -344,12 +340,12 @@ def job_states(
     missing = [one for one in wanted if one not in found]
     left_s = until - time.monotonic()
     if missing and left_s >= _LEAST_S:
+        said = "neither squeue nor sacct lists it"
         try:
             found |= sacct(missing, cluster=cluster, since=since, timeout_s=left_s)
         except SlurmError as error:
-            why = f"the queue does not know it, and {error.message}" if answered else why
-        else:
-            why = "neither squeue nor sacct lists it" if answered else why
+            said = f"the queue does not know it, and {error.message}"
+        why = said if answered else why
     return {
         one: found.get(one) or records.JobRecord(id=one, state=records.UNKNOWN, reason=why)
         for one in wanted

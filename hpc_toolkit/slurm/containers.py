@@ -142,26 +142,29 @@ class Container:
     """The maker of the GPUs that it shows; "" shows none."""
 
     @property
-    def program(self) -> Program | None:
-        return PROGRAMS[PurePath(self.words[0]).name] if self.words else None
+    def program(self) -> Program:
+        return PROGRAMS[PurePath(self.words[0]).name]
+
+    @property
+    def of_srun(self) -> bool:
+        return bool(self.words) and self.program.of_srun
 
     @property
     def warning(self) -> str:
         """The signal to a step that makes its ranks get the warning of the time limit."""
-        return WARNING_NAME if self.program is None or self.program.of_srun else _RELAYED
+        return WARNING_NAME if not self.words or self.of_srun else _RELAYED
 
     def refused(self, path: str) -> str:
         """The characters of a path that separate paths for the program."""
-        return "".join(sorted({*",:\\", *(self.program.refused if self.program else "")} & {*path}))
+        return "".join(sorted({*",:\\", *(self.program.refused if self.words else "")} & {*path}))
 
     def srun_options(self, *directories: str) -> list[str]:
         """Options of srun that start its tasks in the container, and show it the directories."""
-        of_srun = self.program is not None and self.program.of_srun
-        return self._command(directories) if of_srun else []
+        return self._command(directories) if self.of_srun else []
 
     def inside(self, words: list[str], *directories: str) -> list[str]:
         """The command that runs ``words`` in the container, where that is not a matter of srun."""
-        if self.program is None or self.program.of_srun:
+        if not self.words or self.of_srun:
             return words
         return ["sh", "-c", _RELAY, "container", *self._command(directories), *words]
 
@@ -171,7 +174,6 @@ class Container:
     def first(self, binds: Iterable[str]) -> list[str]:
         """The command up to the binds ``FROM[:TO[:ro]]``."""
         program = self.program
-        assert program is not None
         gpu = {"nvidia": program.nvidia, "amd": program.amd}.get(self.gpu, ())
         start = ["sh", "-c", program.script, "sh"] if program.script else []
         name, *arguments = self.words
@@ -185,7 +187,6 @@ class Container:
 
     def last(self, directory: str) -> list[str]:
         """The rest of the command: it starts in ``directory``."""
-        assert self.program is not None
         return [one.format(directory=directory, image=self.image) for one in self.program.after]
 
     def _shown(self, directories: Iterable[str]) -> list[str]:
@@ -235,7 +236,6 @@ def plain_lines(container: Container, *, gpus: bool) -> list[str]:
     A plain script has no hpctk that looks at the node, so bash does.
     """
     program = container.program
-    assert program is not None
     tmp = [] if any(_parts(one)[1] == "/tmp" for one in container.binds) else ["/tmp"]  # noqa: S108
     first = container.first([*container.binds, *tmp, _HERE])
     lines = _array("container=", first)

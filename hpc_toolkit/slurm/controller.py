@@ -40,11 +40,9 @@ def node_states(names: Iterable[str], *, timeout_s: float = client.ASK_S) -> dic
     found: dict[str, NodeRecord] = {}
     if wanted:
         argv = ["scontrol", "--oneliner", "show", "node", ",".join(wanted)]
-        try:
-            # scontrol fails if one name does not exist, but still lists the others.
+        # scontrol fails if one name does not exist, but still lists the others.
+        with suppress(client.SlurmError):
             found = parse_nodes(client.answer(argv, timeout_s=timeout_s).stdout)
-        except client.SlurmError:
-            found = {}
     return {name: found.get(name) or NodeRecord(name=name, state=UNKNOWN) for name in names}
 
 
@@ -88,8 +86,9 @@ def slurm_config(*, timeout_s: float = client.ASK_S) -> dict[str, str]:
 
 
 def parse_config(text: str) -> dict[str, str]:
+    """Parse ``scontrol show config``, without the settings that have no value."""
     found = map(_SETTING.fullmatch, text.splitlines())
-    return {match[1]: match[2].strip() for match in found if match}
+    return {match[1]: value for match in found if match and (value := match[2].strip()) != "(null)"}
 
 
 def sbatch_argv(

@@ -20,6 +20,7 @@ from hpc_toolkit.slurm.clusters.facts import (
     parse_cluster,
 )
 from hpc_toolkit.slurm.clusters.keys import PARTITION_KEYS, Partition
+from hpc_toolkit.slurm.controller import parse_config
 from hpc_toolkit.slurm.records import parse_records
 from tests.clusterkeys import cluster_tables
 from tests.sites import invented
@@ -239,7 +240,9 @@ def test_a_draft_of_a_site_that_routes_jobs_tells_its_source_partitions_and_node
 @pytest.mark.parametrize("value", ["(null)", "accounting_storage/none"])
 def test_a_slurm_without_accounting_is_described_as_such(value: str) -> None:
     """Slurm 24.11 prints "(null)" where 22.05 printed accounting_storage/none."""
-    _, site = drafted(replace(ROUTED, config={**ROUTED.config, "AccountingStorageType": value}))
+    config = {key: one for key, one in ROUTED.config.items() if key != "AccountingStorageType"}
+    config |= parse_config(f"AccountingStorageType   = {value}")
+    _, site = drafted(replace(ROUTED, config=config))
 
     assert dict(site.facts)["accounting"] == "accounting_storage/none"
 

@@ -68,7 +68,7 @@ def ask_slurm() -> SlurmFacts:
     """
     show = ["scontrol", "--oneliner", "show"]
     config = slurm_config(timeout_s=_ANSWER_S)
-    accounting = config.get("AccountingStorageType", "") not in ("", "(null)", _NO_ACCOUNTING)
+    accounting = config.get("AccountingStorageType", "") not in ("", _NO_ACCOUNTING)
     partitions = parse_records(ask([*show, "partition"], timeout_s=_ANSWER_S))
     user = rights.this_user(config.get("ClusterName", ""), accounting=accounting)
     for record in partitions:
@@ -130,12 +130,11 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
         most_first = tuple(replace(kind, nodes=n) for kind, n in numbers)
         why = rights.closed(record, facts.user)
         found.append(Offer(record, default, most_first, tuple(remarks), why))
-
-    def last(one: Offer) -> tuple[bool, bool, bool]:
-        # The sort is stable, so that other partitions keep Slurm's order.
-        return not one.default, bool(one.closed), one.record.get("PreemptMode", "OFF") != "OFF"
-
-    return sorted(found, key=last), left_out
+    # The sort is stable, so that other partitions keep Slurm's order.
+    found.sort(
+        key=lambda o: (not o.default, bool(o.closed), o.record.get("PreemptMode", "OFF") != "OFF")
+    )
+    return found, left_out
 
 
 def _unusable(record: Mapping[str, str]) -> str:
@@ -158,7 +157,7 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         why = f" ({'; '.join(left_out)})" if left_out else ""
         msg = f"Slurm shows no partition that accepts jobs{why}"
         raise ConfigError(msg, hint="run this on a login node, where 'sinfo' lists partitions")
-    slurm, version = _setting(facts, "ClusterName"), _setting(facts, "SLURM_VERSION")
+    slurm, version = facts.config.get("ClusterName", ""), facts.config.get("SLURM_VERSION", "")
     lines = [
         "# Written by 'hpctk cluster init' from what Slurm says of itself. Read it, correct it,",
         "# and set verified = true once a job has run with it.",
@@ -179,7 +178,7 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         *(f"\n[defaults]\n{time}" for time in _short_time(usable[0], facts)),
         f"\n[facts]\nslurm = {_text(version)}",
         # Newer versions of Slurm print "(null)" if there is no accounting.
-        f"accounting = {_text(_setting(facts, 'AccountingStorageType') or _NO_ACCOUNTING)}",
+        f"accounting = {_text(facts.config.get('AccountingStorageType') or _NO_ACCOUNTING)}",
         _ASK_NETWORK,
     ]
     # TOML allows no control characters, not even in comments.
@@ -200,14 +199,11 @@ def _distinct(usable: list[Offer]) -> list[NodeKind]:
 
 
 def _kind(kind: NodeKind) -> str:
-    resources = {
-        "gpus": ",".join(":".join(filter(None, (gpu, str(n)))) for gpu, n in kind.gpus or ()),
-        "gres": ",".join(f"{name}:{number}" for name, number in kind.gres),
-    }
     stated = _stated(
         cpus=kind.cpus,
         mem=format_mem(kind.mem_mib) if kind.mem_mib else None,
-        **{key: text or None for key, text in resources.items()},
+        gpus=",".join(f"{gpu}:{n}".strip(":") for gpu, n in kind.gpus or ()) or None,
+        gres=",".join(f"{name}:{number}" for name, number in kind.gres) or None,
         features=list(kind.features) or None,
     )
     return f"{kind.name} = {{ {', '.join(stated)} }}"
@@ -217,7 +213,7 @@ def _site(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     times = [one.max_walltime_s for one in usable if one.max_walltime_s is not None]
     limited = len(times) == len(usable)
     # sbatch's options --gpus-... need this plugin.
-    form = "gpus-per-node" if _setting(facts, "SelectType") == "select/cons_tres" else "gres"
+    form = "gpus-per-node" if facts.config.get("SelectType", "") == "select/cons_tres" else "gres"
     gpus = any(kind.gpus for one in usable for kind in one.kinds)
     lines = _stated(
         max_walltime=format_walltime(max(times)) if limited else None,
@@ -233,14 +229,14 @@ def _site(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     if not _shares_memory(facts):
         lines.append("# Slurm does not share out memory here (SelectTypeParameters).")
         lines += _stated(mem_style="none")
-    size = _setting(facts, "MaxArraySize")
-    shrinks = "disable_job_shrink" not in _setting(facts, "SchedulerParameters")
+    size = facts.config.get("MaxArraySize", "")
+    shrinks = "disable_job_shrink" not in facts.config.get("SchedulerParameters", "")
     limit = min(int(size), MAX_COUNT) if size.isdecimal() else 0
     return [*lines, *_stated(max_array_size=limit or None, shrink_jobs=shrinks)]
 
 
 def _accounts(facts: SlurmFacts) -> list[str]:
-    enforced = _setting(facts, "AccountingStorageEnforce")
+    enforced = facts.config.get("AccountingStorageEnforce", "")
     if not enforced or enforced == "none":
         return ["account_required = false"]
     user = facts.user
@@ -264,7 +260,7 @@ def _accounts(facts: SlurmFacts) -> list[str]:
 
 def _router(facts: SlurmFacts) -> str:
     """Return the plugins that may change a job's partition and account."""
-    plugins = _setting(facts, "JobSubmitPlugins").split(",")
+    plugins = facts.config.get("JobSubmitPlugins", "").split(",")
     return ",".join(one for one in plugins if one.rpartition("/")[2] not in _ONLY_CHECK)
 
 
@@ -320,7 +316,7 @@ def _whole_nodes(record: Mapping[str, str], config: Mapping[str, str]) -> bool:
 
 
 def _shares_memory(facts: SlurmFacts) -> bool:
-    return "MEMORY" in _setting(facts, "SelectTypeParameters").upper()
+    return "MEMORY" in facts.config.get("SelectTypeParameters", "").upper()
 
 
 def _mem_style(record: Mapping[str, str], config: Mapping[str, str]) -> str | None:
@@ -351,7 +347,7 @@ def _rights(record: Mapping[str, str], facts: SlurmFacts) -> dict[str, Any]:
 
 def _limited_qos(facts: SlurmFacts) -> dict[str, dict[str, Any]]:
     """Return the limits of the QOS that the user's jobs may have, if Slurm enforces them."""
-    if not re.search("limits|safe|all", _setting(facts, "AccountingStorageEnforce")):
+    if not re.search("limits|safe|all", facts.config.get("AccountingStorageEnforce", "")):
         return {}
     names = [*facts.user.own("qos"), *(one.get("QoS", "") for one in facts.partitions)]
     found = {name: rights.qos_limits(facts.user, name) for name in dict.fromkeys(names)}
@@ -372,11 +368,6 @@ def _short_time(one: Offer, facts: SlurmFacts) -> list[str]:
     of_qos = _limited_qos(facts).get(one.record.get("QoS", ""), {}).get("max_walltime")
     times = [one.max_walltime_s or HOUR_S, parse_walltime(of_qos) if of_qos else HOUR_S]
     return _stated(time=format_walltime(min(times))) if min(times) < HOUR_S else []
-
-
-def _setting(facts: SlurmFacts, name: str) -> str:
-    value = facts.config.get(name, "")
-    return "" if value == "(null)" else value
 
 
 def _stated(**facts: Any) -> list[str]:

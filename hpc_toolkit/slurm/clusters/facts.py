@@ -145,7 +145,11 @@ def load_cluster(name: str) -> Cluster:
     in the order of ``cluster_files``, variables ``HPCTK_...``. Raises ConfigError: unknown name,
     unreadable or unsafe file, unknown key, value out of range.
     """
-    return _load(files_called(name), name, os.environ)
+    files = files_called(name)
+    merged = MergedFacts()
+    _add_files(merged, files, (name,))
+    merged.add_variables(os.environ)
+    return _build(merged, files[-1].name, file=files[0].file, argument=name)
 
 
 def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
@@ -156,13 +160,6 @@ def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
     merged = MergedFacts()
     merged.add(parse_table(text, file), file)
     return _build(merged, name, file=file)
-
-
-def _load(files: list[ClusterFile], argument: str, environ: Mapping[str, str]) -> Cluster:
-    merged = MergedFacts()
-    _add_files(merged, files, (argument,))
-    merged.add_variables(environ)
-    return _build(merged, files[-1].name, file=files[0].file, argument=argument)
 
 
 def _add_files(merged: MergedFacts, files: list[ClusterFile], extending: tuple[str, ...]) -> None:
@@ -178,8 +175,9 @@ def _add_files(merged: MergedFacts, files: list[ClusterFile], extending: tuple[s
         if bases[-1] in extending:
             raise ConfigError(f"{' extends '.join(chain)}: a circle", hint="remove one 'extends'")
         _add_files(merged, files_called(bases[-1]), chain)
-        merged.forget("identify")
     for table, file in tables:
+        if len(extending) > 1:  # it is true of the extended cluster only
+            table.pop("identify", None)
         merged.add(table, file)
 
 
@@ -282,8 +280,3 @@ class MergedFacts:
                 self.origins.pop(f"{field}.{other}", None)
         pairs[inner] = value
         self.origins[f"{field}.{inner}"] = origin
-
-    def forget(self, table: str) -> None:
-        """Drop a table that is true of the extended cluster only."""
-        self.values.pop(table, None)
-        self.origins = {k: v for k, v in self.origins.items() if not k.startswith(f"{table}.")}

@@ -73,6 +73,7 @@ runtime = _checked(t.text, program_words)
 gpu_request = t.Choice(("gpus-per-node", "gres", "gpus-per-task", "gpus", "none"))
 mem_style = t.Choice(("mem", "mem-per-cpu", "mem-per-gpu", "none"))
 backend = t.Choice(("nccl", "gloo"))
+_table = t.kept(lambda value: isinstance(value, dict), "a table")
 
 
 def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
@@ -100,12 +101,8 @@ class Option:
         return found
 
 
-_amount = t.number_from(0, MAX_AMOUNT, f"a number from 0 to {MAX_AMOUNT}")
-
-
-def amount(value: object, where: str) -> float:
-    """A price or a power, with or without a fraction."""
-    return float(_amount(value, where))
+amount = t.number_from(0, MAX_AMOUNT, f"a number from 0 to {MAX_AMOUNT}")
+"""A price, with or without a fraction."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,9 +116,7 @@ class Table:
     """The dataclass whose fields the keys set."""
 
     def __call__(self, value: object, where: str) -> tuple[tuple[str, Any], ...]:
-        if not isinstance(value, dict):
-            raise t.wrong(where, value, "a table")
-        found = t.convert(value, self.keys, where)
+        found = t.convert(_table(value, where), self.keys, where)
         both = [key for key in found if key in self.rivals]
         if len(both) > 1:
             msg = f"{where}: {' and '.join(both)} exclude each other"
@@ -131,10 +126,8 @@ class Table:
 
 def sbatch_defaults(value: object, where: str) -> tuple[tuple[str, Any], ...]:
     """Options of sbatch as ``--sbatch`` takes them; a field of a request sets that field."""
-    if not isinstance(value, dict):
-        raise t.wrong(where, value, "a table of options of sbatch")
     found: dict[str, Any] = {}
-    for name, given in value.items():
+    for name, given in _table(value, where).items():
         place = f"{where}.{t.text(name, where)}"
         if type(given) not in (str, int, bool):
             raise t.wrong(place, given, "text, a whole number, true or false")
@@ -194,16 +187,6 @@ def gres(value: object, where: str) -> tuple[tuple[str, int], ...]:
     return tuple((f"{n}:{kind}".rstrip(":"), many) for n, kind, many in _resources(value, where))
 
 
-_NODE_KIND_KEYS: dict[str, t.Key] = {
-    "nodes": ("nodes", t.count),
-    "cpus": ("cpus", t.count),
-    "mem": ("mem_mib", t.mem),
-    "gpus": ("gpus", gpus),
-    "gres": ("gres", gres),
-    "features": ("features", t.texts),
-}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Named:
     """Converter for a table whose keys are names, into pairs of names and values."""
@@ -212,10 +195,9 @@ class Named:
     """Converter of a value."""
 
     def __call__(self, value: object, where: str) -> tuple[tuple[str, Any], ...]:
-        if not isinstance(value, dict):
-            raise t.wrong(where, value, "a table")
         return tuple(
-            (t.word(name, where), self.each(one, f"{where}.{name}")) for name, one in value.items()
+            (t.word(name, where), self.each(one, f"{where}.{name}"))
+            for name, one in _table(value, where).items()
         )
 
 
@@ -223,8 +205,15 @@ def restricted(value: object, where: str) -> bool | str:
     return value if isinstance(value, bool) else t.text(value, where)
 
 
+_NODE_KIND_KEYS: dict[str, t.Key] = {
+    "nodes": ("nodes", t.count),
+    "cpus": ("cpus", t.count),
+    "mem": ("mem_mib", t.mem),
+    "gpus": ("gpus", gpus),
+    "gres": ("gres", gres),
+    "features": ("features", t.texts),
+}
 kinds = Named(Table(_NODE_KIND_KEYS, of="NodeKind"))
-kind_counts = Named(t.count)
 
 
 def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
@@ -299,7 +288,7 @@ class Partition(Limits):
 
     name: str = field(metadata={"read": partition_name})
     """Its name in Slurm."""
-    kinds: tuple[tuple[str, int], ...] = keyed((), kind_counts)
+    kinds: tuple[tuple[str, int], ...] = keyed((), Named(t.count))
     """How many nodes of each of the cluster's kinds it has."""
     restricted: bool | str = keyed(False, restricted)
     """Whether only some users may use it, or why you may not; a job gets it only by naming it."""

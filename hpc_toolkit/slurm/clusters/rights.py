@@ -111,10 +111,8 @@ def _excluded(record: Mapping[str, str], user: User) -> str:
 
 def permitted(record: Mapping[str, str], user: User, key: str, column: str) -> list[str]:
     """Return the user's accounts (or QOS) that a partition takes; without the user's, its list."""
-    allowed, refused = (
-        record.get(f"Allow{key}", "ALL"),
-        words(record.get(f"Deny{key}", "").lower()),
-    )
+    allowed = record.get(f"Allow{key}", "ALL")
+    refused = words(record.get(f"Deny{key}", "").lower())
     own = user.own(column, record.get("PartitionName", ""))
     if not user.associations:
         return [] if allowed == "ALL" else words(allowed)

@@ -45,16 +45,6 @@ class Arm:
         object.__setattr__(self, "features", features)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Standardised:
-    """Features with mean 0 and standard deviation 1 per column, without gaps."""
-
-    values: Floats
-    """Shape (n_arms, n_columns)."""
-    names: tuple[str, ...]
-    """The features' names, then ``<name>_missing`` for each that has gaps."""
-
-
 @dataclass(frozen=True, eq=False)
 class ArmTable:
     """All arms of one bandit. Throughout this package, an arm's index is its position in ``arms``.
@@ -94,7 +84,10 @@ class ArmTable:
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.feature_names))
 
     @cached_property
-    def standardised(self) -> Standardised:
+    def standardised(self) -> tuple[Floats, tuple[str, ...]]:
+        """Features with mean 0 and standard deviation 1, shape (n_arms, n_columns), without gaps;
+        and the columns' names: the features, then ``<name>_missing`` for each that has gaps.
+        """
         columns: list[Floats] = []
         gaps: dict[str, Floats] = {}
         for name, column in zip(self.feature_names, self.features.T, strict=True):
@@ -108,7 +101,7 @@ class ArmTable:
         mean, std = filled.mean(axis=0), filled.std(axis=0)
         # The deviation of a constant column is rounding error; dividing by it would create noise.
         std = np.where(std <= 1e-12 * np.maximum(1.0, np.abs(mean)), 1.0, std)
-        return Standardised((filled - mean) / std, (*self.feature_names, *gaps))
+        return (filled - mean) / std, (*self.feature_names, *gaps)
 
     def index(self, arm_id: str) -> int:
         """Return the index of an arm. Raises ConfigError with the nearest known id."""
@@ -174,11 +167,12 @@ def columns(table: ArmTable, wanted: str) -> Floats:
     "geometry" selects all features that are not metrics, whatever their names. Raises ConfigError
     for "metrics" if the table has none.
     """
-    measured = [name.startswith(METRIC_PREFIX) for name in table.standardised.names]
+    values, names = table.standardised
+    measured = [name.startswith(METRIC_PREFIX) for name in names]
     if wanted == "metrics" and not any(measured):
         raise ConfigError("the arms have no metrics as features", hint="use features = 'geometry'")
     keep = {"geometry": (False,), "metrics": (True,), "all": (False, True)}[wanted]
-    return table.standardised.values[:, [metric in keep for metric in measured]]
+    return values[:, [metric in keep for metric in measured]]
 
 
 LINEAR, LOG, CATEGORIES, NONE = "linear", "log", "categories", "none"

@@ -194,13 +194,6 @@ def space_filling_order(points: Floats, seed: int, n: int) -> list[int]:
     return order
 
 
-def free_arms(history: rule.History, opening: list[int]) -> Bools:
-    """Return shape (n_arms,): True for arms that may still be proposed."""
-    free = np.ones(len(history.table.arms), dtype=np.bool_)
-    free[[*history.taken, *opening]] = False
-    return free
-
-
 def first_best_of(values: Floats, free: Bools) -> int:
     """Return the lowest index of the highest value, to 12 decimals, among free arms."""
     allowed = np.flatnonzero(free)
@@ -214,16 +207,6 @@ FAR_BELOW = -30.0
 """Below this z, erfc is about to underflow, and the series is exact to rounding."""
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
-
-
-@dataclass(eq=False)
-class Ask:
-    """The state of one ask: the model of every arm, in units of standardised rewards."""
-
-    history: rule.History
-    posterior: Posterior
-    free: Bools
-    """Shape (n_arms,): True for arms that are neither taken nor chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +255,13 @@ class GpRule(rule.Rule):
         # Pending and chosen arms lower the uncertainty around them (kriging believer).
         for index in sorted((*history.pending, *opening)):
             posterior.believe(index)
-        ask = Ask(history, posterior, free_arms(history, opening))
+        free = np.ones(len(points), dtype=np.bool_)
+        free[[*history.taken, *opening]] = False
         proposals = []
         for _ in range(n):
-            index = self._pick(ask)
+            index = self._pick(history, posterior, free)
             proposals.append(Pull(history.table.ids[index]))
-            ask.free[index] = False
+            free[index] = False
             posterior.believe(index)
         return proposals
 
@@ -293,8 +277,8 @@ class GpRule(rule.Rule):
         return Posterior(x, y, points, fit(x, y))
 
     @abstractmethod
-    def _pick(self, ask: Ask) -> int:
-        """Return the free arm to propose."""
+    def _pick(self, history: rule.History, posterior: Posterior, free: Bools) -> int:
+        """Return the arm to propose, of those that are ``free``: neither taken nor chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +293,8 @@ class GpUcb(GpRule):
     beta: float = rule.number_option(2.0)
     """Standard deviations added to the mean; 0 never explores."""
 
-    def _pick(self, ask: Ask) -> int:
-        return first_best_of(ask.posterior.mean + self.beta * ask.posterior.sd, ask.free)
+    def _pick(self, history: rule.History, posterior: Posterior, free: Bools) -> int:
+        return first_best_of(posterior.mean + self.beta * posterior.sd, free)
 
 
 def log_expected_improvement(mean: Floats, sd: Floats, best: float) -> Floats:
@@ -343,9 +327,9 @@ class GpEi(GpRule):
 
     name: ClassVar[str] = "gp-ei"
 
-    def _pick(self, ask: Ask) -> int:
-        known = ~ask.free  # told with a reward, pending, or chosen
-        known[list(ask.history.failed)] = False
-        best = float(ask.posterior.mean[known].max())
-        improvement = log_expected_improvement(ask.posterior.mean, ask.posterior.sd, best)
-        return first_best_of(improvement, ask.free)
+    def _pick(self, history: rule.History, posterior: Posterior, free: Bools) -> int:
+        known = ~free  # told with a reward, pending, or chosen
+        known[list(history.failed)] = False
+        best = float(posterior.mean[known].max())
+        improvement = log_expected_improvement(posterior.mean, posterior.sd, best)
+        return first_best_of(improvement, free)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,47 +21,33 @@ from hpc_toolkit.bandit.rule import (
 )
 
 
-class TaskOrder(NamedTuple):
-    """The tasks from shortest to longest, or the arm to evaluate first to learn that order."""
+def task_order(history: History) -> tuple[tuple[int, ...], int | None]:
+    """Return the indices of the tasks from shortest to longest, those of unknown duration last.
 
-    tasks: tuple[int, ...]
-    """Indices of all tasks; ties go to the lower index, tasks of unknown duration come last."""
-    pilot: int | None = None
-    """The arm that must be told on all tasks before the order is known; None: it is known."""
-
-
-def task_order(history: History) -> TaskOrder:
-    """Order the tasks by expected duration, if the task set has one for every task.
-
-    Otherwise order them by the durations of a pilot arm. The seed draws the pilot; if it has
-    neither a score nor a duration on any task, the next arm drawn takes its place.
+    By the expected durations, if the task set has one for every task, otherwise by those of a pilot
+    arm. The seed draws the pilot; if it has neither a score nor a duration on any task, the next
+    arm drawn takes its place. Until the pilot is told on all tasks, it is returned, and no task.
     """
-    expected = history.results.tasks.expected
-    if not np.isnan(expected).any():
-        return _ascending(expected)
-    order = np.random.default_rng([history.seed, Stream.PILOT])
-    for arm in order.permutation(len(history.table.arms)).tolist():
-        if not history.results.told[arm].all():
-            return TaskOrder((), pilot=arm)
-        if not np.isnan(history.results.seconds[arm]).all():
-            return _ascending(history.results.seconds[arm])
-        if not np.isnan(history.results.scores[arm]).all():
-            # Scores came without durations; another pilot would not give any either.
-            break
-    return _ascending(np.full(len(expected), np.nan))
-
-
-def _ascending(seconds: Floats) -> TaskOrder:
+    seconds = history.results.tasks.expected
+    if np.isnan(seconds).any():
+        drawn = np.random.default_rng([history.seed, Stream.PILOT])
+        for arm in drawn.permutation(len(history.table.arms)).tolist():
+            if not history.results.told[arm].all():
+                return (), arm
+            seconds = history.results.seconds[arm]
+            # After scores without durations, another pilot would not give any either.
+            if not (np.isnan(seconds) & np.isnan(history.results.scores[arm])).all():
+                break
     known = np.where(np.isnan(seconds), np.inf, seconds)
-    return TaskOrder(tuple(np.argsort(known, kind="stable").tolist()))
+    return tuple(np.argsort(known, kind="stable").tolist()), None
 
 
 class Rung:
     """The state of a contest of arms, computed from the beginning for every ask."""
 
-    def __init__(self, history: History, order: Sequence[int]) -> None:
+    def __init__(self, history: History, order: tuple[int, ...]) -> None:
         self._history = history
-        self._order = tuple(order)
+        self._order = order
         self.arms: Indices = np.arange(len(history.table.arms))
         """Ascending indices of the remaining arms."""
         self.done = 0
@@ -133,16 +119,16 @@ class Racing(Rule):
     """Number of tasks between one check and the next."""
 
     def choose(self, history: History, n: int) -> list[Pull]:
-        order = task_order(history)
-        if order.pilot is not None:
+        order, pilot = task_order(history)
+        if pilot is not None:
             # Nothing while the pilot is being evaluated.
             tasks = range(len(history.results.tasks.names))
-            return proposals(history, [order.pilot], tasks, n)
+            return proposals(history, [pilot], tasks, n)
         return self._rung(history, order).proposals(n)
 
     def finalists(self, history: History) -> Finalists | None:
-        order = task_order(history)
-        if order.pilot is not None:
+        order, pilot = task_order(history)
+        if pilot is not None:
             return None
         rung = self._rung(history, order)
         return self._last(rung) if rung.counted and rung.arms.size else None
@@ -154,8 +140,8 @@ class Racing(Rule):
         leader = int(rung.arms[best_row(rung.scores)])
         return Finalists(tuple(rung.arms.tolist()), rung.counted, leader)
 
-    def _rung(self, history: History, order: TaskOrder) -> Rung:
-        rung, look, tasks = Rung(history, order.tasks), self.first, len(order.tasks)
+    def _rung(self, history: History, order: tuple[int, ...]) -> Rung:
+        rung, look, tasks = Rung(history, order), self.first, len(order)
         while len(rung.arms) > 1 or not rung.counted:
             missing = max(look - len(rung.counted), 1)
             if rung.done == tasks or not rung.reach(min(rung.done + missing, tasks)):
@@ -178,11 +164,11 @@ def survivors(scores: Floats, population: int, c: float) -> Indices:
     usable = comparable(scores)
     if not usable.size:
         return usable
-    found = gaps(scores[usable], population)
-    unknown = np.isinf(found.errors)
-    bounds = c * np.where(unknown, 0.0, found.errors)
+    means, errors = gaps(scores[usable], population)
+    unknown = np.isinf(errors)
+    bounds = c * np.where(unknown, 0.0, errors)
     # Without the rounding, the last bit of a sum would separate equal arms.
-    near = unknown | (np.round(found.means - bounds, TIE_DECIMALS) <= 0.0)
+    near = unknown | (np.round(means - bounds, TIE_DECIMALS) <= 0.0)
     return np.asarray(usable[near], np.intp)
 
 
@@ -191,24 +177,15 @@ def comparable(scores: Floats) -> Indices:
     return np.flatnonzero(2 * (~np.isnan(scores)).sum(axis=1) >= scores.shape[1])
 
 
-class Gaps(NamedTuple):
-    """How far each arm is behind the leader."""
-
-    means: Floats
-    """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
-    have a score; 0 for the leader and for an arm without such a task."""
-    errors: Floats
-    """Shape (n_arms,): standard error of ``means`` as an estimate for all tasks: 0 after all
-    tasks, and before that infinite for an arm with fewer than two common tasks."""
-
-
-def gaps(scores: Floats, population: int) -> Gaps:
+def gaps(scores: Floats, population: int) -> tuple[Floats, Floats]:
     """Compare arms with the leader (:func:`best_row`) after k of ``population`` tasks.
 
-    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. The error is
-    sd / sqrt(common tasks) * sqrt(1 - k / population): the standard deviation of the paired
+    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. Returns for each arm the
+    mean of the leader's score minus its own, over the tasks on which both have a score: 0 for the
+    leader and without such a task. And the standard error of this mean as an estimate for all
+    tasks, sd / sqrt(common tasks) * sqrt(1 - k / population): the standard deviation of the paired
     differences, with one degree of freedom less than common tasks, and the finite population
-    correction of survey sampling.
+    correction of survey sampling. It is infinite with fewer than two common tasks, and 0 after all.
     """
     done = scores.shape[1]
     behind = scores[best_row(scores)] - scores
@@ -219,7 +196,7 @@ def gaps(scores: Floats, population: int) -> Gaps:
     errors = np.sqrt(variance * (1.0 - done / population))
     if done < population:
         errors[counts < 2] = np.inf
-    return Gaps(means, errors)
+    return means, errors
 
 
 def best_row(scores: Floats) -> int:

@@ -244,19 +244,19 @@ def table_of(*rows: tuple[float, ...], names: tuple[str, ...] = ("x", "y")) -> A
 
 
 def test_table_gap_becomes_the_median_and_an_indicator() -> None:
-    made = table_of((1.0, 0.0), (2.0, NAN), (9.0, 4.0), (5.0, 1.0)).standardised
+    values, names = table_of((1.0, 0.0), (2.0, NAN), (9.0, 4.0), (5.0, 1.0)).standardised
 
-    assert made.names == ("x", "y", "y_missing")
+    assert names == ("x", "y", "y_missing")
     for column, filled in ((1, [0.0, 1.0, 4.0, 1.0]), (2, [0.0, 1.0, 0.0, 0.0])):
         standardised = (np.array(filled) - np.mean(filled)) / np.std(filled)
-        np.testing.assert_allclose(made.values[:, column], standardised, atol=1e-12)
+        np.testing.assert_allclose(values[:, column], standardised, atol=1e-12)
 
 
 @given(st.lists(st.tuples(*[st.floats(-1e90, 1e90) | st.just(NAN)] * 2), min_size=1, max_size=8))
 def test_standardised_features_have_no_gaps(rows: list[tuple[float, float]]) -> None:
     table = table_of(*rows)
 
-    assert np.isfinite(table.standardised.values).all()
+    assert np.isfinite(table.standardised[0]).all()
 
 
 METRIC = {arm: {"x": 1.0} for arm in "abcd"}

@@ -128,7 +128,7 @@ def test_log_expected_improvement_agrees_with_numbers_of_any_precision() -> None
 
 def test_gp_ei_maximises_the_improvement_over_the_best_mean() -> None:
     policy = told(make_policy("gp-ei", line(61), 0), HILL)
-    values, points = np.array(list(HILL.values())), line(61).standardised.values
+    values, points = np.array(list(HILL.values())), line(61).standardised[0]
     x, y = points[list(HILL)], (values - values.mean()) / values.std()
     posterior = Posterior(x, y, points, fit(x, y))
     best = posterior.mean[sorted(HILL)].max()
@@ -153,7 +153,7 @@ def test_gp_ucb_maximises_the_bound_over_the_features_that_its_option_names(
     table = with_metrics(ArmTable(arms, ("a", "b")), rows, ["c", "d"])
     scores = {i: float(np.sin(3 * row[0]) + row[2]) for i, row in enumerate(given[:14])}
     values = np.array(list(scores.values()))
-    points = table.standardised.values[:, columns]
+    points = table.standardised[0][:, columns]
     x, y = points[:14], (values - values.mean()) / values.std()
     posterior = Posterior(x, y, points, fit(x, y))
     bound = (posterior.mean + 2.0 * posterior.sd)[14:]
@@ -237,7 +237,7 @@ def test_gaps_are_those_of_plain_loops(scores: np.ndarray, more: int) -> None:
 
     found = gaps(scores, population)
 
-    for row, mean, error in zip(scores, found.means, found.errors, strict=True):
+    for row, mean, error in zip(scores, *found, strict=True):
         apart = [
             float(one - other)
             for one, other in zip(scores[leader], row, strict=True)

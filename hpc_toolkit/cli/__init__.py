@@ -112,19 +112,15 @@ def _run(first_word: str) -> None:
 
         show_error(error)
         sys.exit(error.exit_code)
-    except BrokenPipeError as error:
-        # So Python calls ESHUTDOWN as well, which a mount says whose server is gone.
-        code = _surroundings(error)
-        if code is not None:
-            sys.exit(code)
-        # The reader of our output left, such as 'head'. Python would complain once more at exit.
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
     except Exception as error:  # noqa: BLE001 - the last resort, which says that it is our bug
         code = _surroundings(error)
-        if code is not None:
+        if code is not None:  # also of a mount whose server is gone: ESHUTDOWN, a BrokenPipeError
             sys.exit(code)
+        if isinstance(error, BrokenPipeError):
+            # The reader of our output left, such as 'head'. Python would complain again at exit.
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(1)
         import traceback
 
         traceback.print_exc()

@@ -77,17 +77,13 @@ class Screen:
             if self._wake in ready:
                 os.read(self._wake, 4096)
                 self.draw(self._rows)
-            if self._in in ready and self._quits():
-                return True
+            if self._in in ready:
+                keys = b""
+                with suppress(OSError):
+                    keys = os.read(self._in, 1024)
+                if not keys or b"q" in keys:  # or the terminal is gone
+                    return True
         return False
-
-    def _quits(self) -> bool:
-        """Read keys; whether one of them quits, or the terminal is gone."""
-        try:
-            keys = os.read(self._in, 1024)
-        except OSError:
-            keys = b""
-        return not keys or b"q" in keys
 
     def begin(self) -> None:
         tty.setcbreak(self._in, termios.TCSADRAIN)

@@ -27,7 +27,6 @@ from hpc_toolkit.system.terminal import note, printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.engines.kubernetes import Kind
-    from hpc_toolkit.slurm.clusters.facts import Cluster
 
 
 PANELS: Panels = {
@@ -62,6 +61,7 @@ def render(template: str | None, **given: Any) -> None:
     """
     out, force, source = (given.pop(name) for name in ("out", "force", "from"))
     from hpc_toolkit.planning.nodes import ask_of, asked_line
+    from hpc_toolkit.slurm.render.directives import forbidden
 
     base = None
     if source:
@@ -71,7 +71,10 @@ def render(template: str | None, **given: Any) -> None:
         base = {**header.request, "template": header.template, "cluster": header.cluster}
     unnamed = _name_run(template, given, base or {})
     spec, site, script = requested(template, given, base=base)
-    _show_notes(site)
+    if site.source and not site.verified:
+        note(f"{site.file}: facts not verified; from {site.source} ({site.checked})")
+    if reason := forbidden(site, Path.cwd()):
+        note(reason)
     print(printable(asked_line(ask_of(spec, site))), file=sys.stderr)
     path = Path(out or source or f"slurm/{file_name(spec.job_name)}.sbatch")
     _put(path, script, force=force)
@@ -127,15 +130,6 @@ def _make_log_directories(spec: ScriptSpec) -> None:
         except OSError as error:
             # Not an error: the path may exist on the cluster only.
             note(f"{logs}: {error.strerror}; without its log a job fails immediately")
-
-
-def _show_notes(site: Cluster) -> None:
-    from hpc_toolkit.slurm.render.directives import forbidden
-
-    if site.source and not site.verified:
-        note(f"{site.file}: facts not verified; from {site.source} ({site.checked})")
-    if reason := forbidden(site, Path.cwd()):
-        note(reason)
 
 
 MANIFEST_PANELS: Panels = {

@@ -142,12 +142,6 @@ _REFERENCE = re.compile(r"\$(\{?[A-Za-z_]|\()")
 _EXPANDS = re.compile(r"(.*/)?((ba|z|da|k|fi)?sh|awk|perl)")
 
 
-class _MovedOptionError(ConfigError):
-    """An option of sbatch is given without ``--sbatch``."""
-
-    exit_code = 2
-
-
 def _moved(option: str, words: list[str]) -> ConfigError | None:
     """The error for an option that ``--sbatch`` takes; None for any other unknown option."""
     from hpc_toolkit.slurm.render.file import needs_value
@@ -161,7 +155,7 @@ def _moved(option: str, words: list[str]) -> ConfigError | None:
     if word == option and needs_value(name):
         text += f"={value or 'VALUE'}"
     hint = f"write --sbatch {shlex.quote(text)}"
-    return _MovedOptionError(f"no such option: {option}", hint=hint)
+    return ConfigError(f"no such option: {option}", hint=hint, exit_code=2)
 
 
 def requested(

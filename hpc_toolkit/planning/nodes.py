@@ -48,13 +48,15 @@ class Node:
         if site.whole_nodes:
             every = [sum(n or 0 for _, n in kind.gpus or ()) for kind in kinds_of(site)]
             gpus, why = max(gpus, *every), f"{why}; complete nodes are billed"
+        node, gpu = site.price_per_node_hour, site.price_per_gpu_hour
+        known = node is not None or (gpu is not None and gpus)
         return cls(
             gpus=gpus,
             cpus=site.cpus_per_node,
             mem_mib=site.mem_per_node_mib,
             workers=workers,
             why=why,
-            price_per_hour=_price(site, gpus),
+            price_per_hour=(node or 0.0) + (gpu or 0.0) * gpus if known else None,
             currency=site.currency,
         )
 
@@ -114,13 +116,6 @@ def node_of(cluster: Cluster, *, gpus: int | None = None, workers: int | None = 
     if not count and site.cpus_per_node is None:
         return Node.of(site, 0, 1, "nothing is known of the node; see --workers-per-node")
     return Node.of(site, count, count or site.cpus_per_node or 1, f"one for each of {each}")
-
-
-def _price(site: Cluster, gpus: int) -> float | None:
-    node, gpu = site.price_per_node_hour, site.price_per_gpu_hour
-    if node is None and (gpu is None or not gpus):
-        return None
-    return (node or 0.0) + (gpu or 0.0) * gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
-from hpc_toolkit.slurm.render import check_variable, setup_words
+from hpc_toolkit.slurm.render import check_variable, kinds, setup_words
 from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.slurm.render.script import surroundings
 from hpc_toolkit.slurm.render.spec import OPTIONS, ScriptSpec
@@ -67,7 +67,8 @@ def test_a_path_that_no_filesystem_or_no_slurm_takes_is_refused(
 
 def around(site: Cluster = GENERIC, **fields: Any) -> dict[str, Any]:
     full = complete(ScriptSpec(python="/opt/python", **fields), site)
-    return surroundings(full, site, directives(full, site), "work-queue", None)
+    started = kinds.started(full, "work-queue", site)
+    return surroundings(full, site, directives(full, site), "work-queue", started)
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,10 @@ class Option:
 
     name: str
 
-    def __call__(self, value: object, where: str) -> str | int:
+    def __call__(self, value: object, where: str) -> Any:
         kind = OPTIONS[self.name].value
-        if kind.quantity is not None:
-            return read_quantity(self.name, t.text(value, where), where)
         read = t.count if kind.word is int else t.text
-        found = read(value, where)
+        found = read_quantity(self.name, read(value, where), where)
         kind.check(found, where)
         return found
 
@@ -141,8 +139,7 @@ def sbatch_defaults(value: object, where: str) -> tuple[tuple[str, Any], ...]:
         ((field, read),) = read_sbatch([name if given is True else f"{name}={word}"], place).items()
         if OPTIONS[field].templates != OPTIONS["nodes"].templates:
             raise ConfigError(f"{place}: some templates do not have it", hint=f"--sbatch {name}")
-        if OPTIONS[field].value.quantity is not None:
-            read = read_quantity(field, read, place)
+        read = read_quantity(field, read, place)
         OPTIONS[field].value.check(read, place)
         passed = {f"sbatch.{name}": given is True or (word if given is not False else "")}
         found |= passed if field == "sbatch" else {field: read}

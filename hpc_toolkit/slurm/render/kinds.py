@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,21 +40,23 @@ PLAIN = ("command", *s.TRAININGS)
 
 def check_template(spec: ScriptSpec, template: str) -> None:
     """Raise RenderError for options that the template ignores, and for missing required ones."""
-    given = s.asked(spec)
-    if spec.plain:
-        _check_plain(template, given)
-    elif spec.python is None:
+    if spec.plain and template not in PLAIN:
+        msg = f"--plain: the template {template} needs hpctk on the nodes"
+        raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(PLAIN)}")
+    if not spec.plain and spec.python is None:
         msg = "--python: the interpreter on the nodes is unknown"
         raise RenderError(msg, hint="give the absolute path of a Python with hpc_toolkit")
-    if template in s.PROGRAMS:
-        _check_program(spec, template)
-    elif spec.command:
-        msg = f"the template {template} cannot run {spec.command[0]!r}"
-        raise RenderError(msg, hint="use the template command for other programs")
-    for name in given:
-        if template not in (used := s.OPTIONS[name].templates):
+    _check_program(spec, template)
+    for name in s.asked(spec):
+        row = s.OPTIONS[name]
+        if spec.plain and not row.plain:
+            msg = f"{s.option(name)}: not supported by plain scripts"
+            raise RenderError(msg, hint="leave it out, or leave out --plain")
+        if template not in row.templates:
             msg = f"{s.option(name)}: not used by the template {template}"
-            raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(used)}")
+            raise RenderError(
+                msg, hint=f"leave it out, or render one of {', '.join(row.templates)}"
+            )
     if template in s.TRAININGS:
         _check_training(spec, template)
     # The container of a command holds the program alone; any other one holds hpctk as well.
@@ -69,10 +70,15 @@ def check_template(spec: ScriptSpec, template: str) -> None:
 
 
 def _check_program(spec: ScriptSpec, template: str) -> None:
+    if template not in s.PROGRAMS:
+        if spec.command:
+            msg = f"the template {template} cannot run {spec.command[0]!r}"
+            raise RenderError(msg, hint="use the template command for other programs")
+        return
     if not spec.command:
         what = "a program" if template not in s.TRAININGS else "a training script"
         msg = f"the template {template} needs {what}"
-        raise RenderError(msg, hint=f"write it after --: {_EXAMPLE.get(template, '-- PROGRAM')}")
+        raise RenderError(msg, hint=f"write it after --: {_EXAMPLE[template]}")
     if spec.command[0] == "-m" and template not in s.TRAININGS:
         msg = f"the template {template} cannot start the module {spec.command[1]}"
         raise RenderError(msg, hint=f"add the interpreter: python -m {spec.command[1]}")
@@ -101,16 +107,6 @@ def _check_training(spec: ScriptSpec, template: str) -> None:
         raise RenderError(msg, hint=f"write only the script after --: {_EXAMPLE[template]}")
 
 
-def _check_plain(template: str, given: dict[str, Any]) -> None:
-    if template not in PLAIN:
-        msg = f"--plain: the template {template} needs hpctk on the nodes"
-        raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(PLAIN)}")
-    for name in given:
-        if not s.OPTIONS[name].plain:
-            msg = f"{s.option(name)}: not supported by plain scripts"
-            raise RenderError(msg, hint="leave it out, or leave out --plain")
-
-
 def container_of(full: ScriptSpec, cluster: Cluster) -> Container:
     """The container of a request. Raises RenderError if the cluster's program is unknown, or for
     a directory that the program cannot show."""
@@ -132,15 +128,14 @@ def container_of(full: ScriptSpec, cluster: Cluster) -> Container:
 
 
 def plain_words(
-    full: ScriptSpec, directives: list[Directive], template: str, options: Iterable[str]
+    full: ScriptSpec, directives: list[Directive], template: str, cluster: Cluster
 ) -> list[str]:
     """The step's command, each word quoted for bash; the script's own arguments follow."""
     words = ["srun", "--kill-on-bad-exit=1"]
     if "cpus-per-task" in {name for name, _ in directives}:
         # From 22.05 to 23.02 srun ignores SLURM_CPUS_PER_TASK.
         words.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
-    bound = (one for one in options if one.startswith("--srun="))
-    words += [shlex.quote(one.removeprefix("--srun=")) for one in bound]
+    words += map(shlex.quote, _srun_options(full, cluster))
     if full.container is not None:
         words.append('"${container[@]}"')
     words += _starter(full, template)
@@ -167,12 +162,13 @@ def _starter(full: ScriptSpec, template: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Started:
     program: tuple[str, ...]
-    """What srun starts, the interpreter first."""
-    processes: int
+    """What srun starts, of a training the interpreter first."""
+    processes: int = 1
     """Ranks that share the CPUs of one task."""
     options: tuple[str, ...]
+    """Options of the batch process."""
 
 
 def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
@@ -210,24 +206,22 @@ def training_directory(run_dir: str | None, job_name: str) -> str:
     return run_dir or f"runs/{file_name(job_name)}"
 
 
-def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:
-    """Return the parts of a complete request's script that start a training, or bind a command's
-    tasks; None for other templates."""
+def started(full: ScriptSpec, template: str, cluster: Cluster) -> Started:
+    """Return what the script of a complete request starts, and how."""
     bound = [f"--srun={word}" for word in _srun_options(full, cluster)]
-    if template == "command":
-        return Training(program=full.command, processes=1, options=tuple(bound))
-    if template not in s.TRAININGS or full.ntasks_per_node is None:
-        return None
+    if template not in s.TRAININGS:
+        return Started(program=full.command, options=tuple(bound))
+    tasks = full.ntasks_per_node or 1
     alone = template == "train-cpu"
     launcher = () if alone else ("-P", "-m", "hpc_toolkit", "launch", *_launch_options(full))
     options = [f"--run-dir={full.run_dir}", *(["--alone"] if alone else []), *bound]
     options += [f"--stage={path}" for path in full.stage]
-    if full.stage and full.ntasks_per_node > 1:
-        options.append(f"--tasks={full.ntasks_per_node}")
+    if full.stage and tasks > 1:
+        options.append(f"--tasks={tasks}")
     python = full.container_python if full.container else full.python
-    return Training(
+    return Started(
         program=(python or "", *launcher, *full.command),
-        processes=(full.nproc_per_node or 1) // full.ntasks_per_node,
+        processes=(full.nproc_per_node or 1) // tasks,
         options=tuple(options),
     )
 

@@ -73,16 +73,15 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
         raise RenderError(msg, hint=near_miss(template, template_names()))
     kinds.check_template(spec, template)
     full = complete(kinds.prepared(spec, template, cluster), cluster)
-    trained = kinds.training(full, template, cluster)
+    started = kinds.started(full, template, cluster)
     options = directives(full, cluster)
-    program = trained.program if trained else full.command
     quoted = (
-        kinds.plain_words(full, options, template, trained.options if trained else ())
+        kinds.plain_words(full, options, template, cluster)
         if full.plain
-        else map(shlex.quote, program)
+        else map(shlex.quote, started.program)
     )
     file = ("plain" if full.plain else template) + _SUFFIX
-    around = surroundings(full, cluster, options, template, trained)
+    around = surroundings(full, cluster, options, template, started)
     command = scripts.command_line(spec, template, cluster.argument or cluster.file)
     values = {
         "version": __version__,
@@ -201,7 +200,7 @@ def surroundings(
     cluster: Cluster,
     directives: list[Directive],
     template: str,
-    trained: kinds.Training | None,
+    started: kinds.Started,
 ) -> dict[str, Any]:
     """All that a script does before hpctk takes over; the keys are in the order of a script.
 
@@ -223,7 +222,7 @@ def surroundings(
         "venv": (full.venv or "").rstrip("/"),
         "setup": [(words, f"setup failed: {' '.join(words)}") for words in setup],
         "teardown": [setup_words(line, "--teardown") for line in full.teardown],
-        "threads": _threads(full, given, trained),
+        "threads": _threads(full, given, started.processes),
         "warnings": WARNING_NAMES,
         # Lines of a plain script that set the bash array of that name.
         "container": container,
@@ -233,7 +232,7 @@ def surroundings(
             *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
             *(["--stage-env"] if full.stage_env else ()),
             *(["--one-rank"] if full.one_rank else ()),
-            *(trained.options if trained else ()),
+            *started.options,
             *(["--campaign"] if template == "campaign" else ()),
         ),
     }
@@ -282,9 +281,8 @@ def _container(full: ScriptSpec, cluster: Cluster, template: str) -> Iterator[tu
         yield "container-python", full.container_python
 
 
-def _threads(full: ScriptSpec, given: set[str], trained: kinds.Training | None) -> str:
+def _threads(full: ScriptSpec, given: set[str], processes: int) -> str:
     """The value of OMP_NUM_THREADS, as bash reads it."""
-    processes = trained.processes if trained else 1
     if processes > 1 and "cpus-per-task" in given:
         return f"$((SLURM_CPUS_PER_TASK > {processes} ? SLURM_CPUS_PER_TASK / {processes} : 1))"
     return "$SLURM_CPUS_PER_TASK" if "cpus-per-task" in given else str(cpus_of_rank(full))

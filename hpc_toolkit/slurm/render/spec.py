@@ -308,18 +308,16 @@ def read_spec(values: Mapping[str, Any]) -> ScriptSpec:
 
     Raises RenderError or ConfigError.
     """
-    return ScriptSpec(**{name: _read(name, value) for name, value in values.items()})
+    known = {name: value for name, value in values.items() if name in OPTIONS and value is not None}
+    read = {name: read_quantity(name, value, option(name)) for name, value in known.items()}
+    return ScriptSpec(**{**values, **read})
 
 
-def _read(name: str, value: Any) -> Any:
-    read = OPTIONS[name].value.quantity if name in OPTIONS else None
-    return value if read is None or value is None else read_quantity(name, value, option(name))
-
-
-def read_quantity(name: str, value: object, where: str) -> int:
-    """Parse the text of a field with a unit into seconds or MiB."""
+def read_quantity(name: str, value: Any, where: str) -> Any:
+    """Parse the text of a field with a unit into seconds or MiB; keep other fields as they are."""
     read = OPTIONS[name].value.quantity
-    assert read is not None
+    if read is None:
+        return value
     if not isinstance(value, str):
         raise refusal(where, value, "text with a unit, such as '4h' or '480G'")
     return read(value, where=where)

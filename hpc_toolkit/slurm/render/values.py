@@ -46,10 +46,9 @@ _FILLED = "[0-9]*[A-Za-z%]"
 # A single % at the end is part of the name up to 24.11; 26.05 leaves it out.
 # Slurm before 23.02 makes no directories, so that a job with %j in a directory would fail.
 _LOG = (
-    r"(?!(?:[^%]|%%|%(?![0-9]*[A-Za-z%]))*%[0-9]*[A-Za-z][^/]*/)(?!~/|-$)"
+    r"(?!(?:[^%]|%%|%(?![0-9]*[A-Za-z%]))*%[0-9]*[A-Za-z][^/]*/)(?!~/|-$|(?:.*/)?\.\.?$)"
     r"(?:[^\\%]|%(?![0-9]*(?:[A-Za-z%]|$))|%%|%[0-9]{0,2}[AaJjNnbrstux]){1,1024}(?<!/)"
 )
-_LOG_WANTED = "a path without backslashes, with %x, %j, ... in its last part; %% is a percent sign"
 _GPU_BIND = (
     r"(verbose,)?(closest|none|(single|per_task):[1-9][0-9]{0,2}"
     r"|map_gpu:[0-9]{1,3}(,[0-9]{1,3}){0,255}"
@@ -222,12 +221,6 @@ def _each(check: Callable[[Any, str], object]) -> Value:
     return Value(check_each)
 
 
-def _check_log(value: Any, where: str) -> None:
-    path(_LOG, _LOG_WANTED).check(value, where)
-    if value.rpartition("/")[2] in {".", ".."}:
-        raise refusal(where, value, "the path of a file")
-
-
 def _flag(wanted: str, *words: str) -> Value:
     """Yes, no, or one of these words."""
 
@@ -247,10 +240,6 @@ def _checked_text(check: Callable[[str, str], object]) -> Value:
     return Value(check_text)
 
 
-def _duration_s(given: str, *, where: str) -> int:
-    return math.ceil(q.parse_duration(given, where=where))
-
-
 def _node_memory(given: str, *, where: str) -> int:
     return NO_MEMORY if given == "none" else q.parse_mem_mib(given, where=where, zero=True)
 
@@ -261,13 +250,18 @@ _MOST_MIB = q.MAX_SIZE_BYTES // 2**20
 FLAG = _flag("yes or no; in Python, True or False")
 EXCLUSIVE = _flag("no value, or one of user, mcs and topo", "user", "mcs", "topo")
 WALLTIME = Value(_SECONDS, str, q.parse_walltime, q.format_walltime)
-DURATION = Value(_SECONDS, str, _duration_s, q.format_seconds)
+DURATION = Value(
+    *(_SECONDS, str, lambda given, where: math.ceil(q.parse_duration(given, where=where))),
+    q.format_seconds,
+)
 MEMORY = Value(count(1, _MOST_MIB).check, str, q.parse_mem_mib, q.format_mem)
 NODE_MEMORY = Value(
     *(count(NO_MEMORY, _MOST_MIB).check, str, _node_memory),
     lambda mib: "none" if mib == NO_MEMORY else q.format_mem(mib),
 )
-LOG = Value(_check_log)
+LOG = path(
+    _LOG, "a path without backslashes, with %x, %j, ... in its last part; %% is a percent sign"
+)
 ARRAY = _checked_text(parse_array)
 DEPENDENCY = _checked_text(check_dependency)
 NAME = text(

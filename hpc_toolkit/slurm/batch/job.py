@@ -29,23 +29,14 @@ from hpc_toolkit.system.processes import (
 )
 from hpc_toolkit.system.ranks import host_name, without_rank
 
+_OPTIONS = (
+    *("mem-per-cpu", "mem-per-gpu", "gpus", "gpus-per-node", "gpus-per-task", "gpu-bind", "gres"),
+    *("cpus-per-task", "cpus-per-gpu", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket"),
+    *("distribution", "hint", "threads-per-core"),
+)
 SRUN_READS = {
     "mem": "SLURM_MEM_PER_NODE",
-    "mem-per-cpu": "SLURM_MEM_PER_CPU",
-    "mem-per-gpu": "SLURM_MEM_PER_GPU",
-    "gpus": "SLURM_GPUS",
-    "gpus-per-node": "SLURM_GPUS_PER_NODE",
-    "gpus-per-task": "SLURM_GPUS_PER_TASK",
-    "gpu-bind": "SLURM_GPU_BIND",
-    "gres": "SLURM_GRES",
-    "cpus-per-task": "SLURM_CPUS_PER_TASK",
-    "cpus-per-gpu": "SLURM_CPUS_PER_GPU",
-    "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
-    "ntasks-per-gpu": "SLURM_NTASKS_PER_GPU",
-    "ntasks-per-socket": "SLURM_NTASKS_PER_SOCKET",
-    "distribution": "SLURM_DISTRIBUTION",
-    "hint": "SLURM_HINT",
-    "threads-per-core": "SLURM_THREADS_PER_CORE",
+    **{option: f"SLURM_{option.upper().replace('-', '_')}" for option in _OPTIONS},
 }
 """What srun reads from the environment (srun(1), INPUT ENVIRONMENT VARIABLES), by the option of
 sbatch that sets it for a job's own steps."""

@@ -41,7 +41,7 @@ from resultsfile import facts, table, write_section
 
 from examples import mini_pythia
 from hpc_toolkit.science.metrics import METRICS, STANDARD, masked_mean
-from hpc_toolkit.science.metrics.rows import anisotropy_of_sum, unit_row_sum
+from hpc_toolkit.science.metrics.matrix import anisotropy_of_sum, unit_row_sum
 from hpc_toolkit.science.workloads.checkpoints import (
     load_checkpoint,
     pick_device,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
 from hpc_toolkit.science.metrics import METRICS, STANDARD, Metric, masked_mean
-from hpc_toolkit.science.metrics.rows import anisotropy_of_sum, unit_row_sum
+from hpc_toolkit.science.metrics.matrix import anisotropy_of_sum, unit_row_sum
 from hpc_toolkit.science.workloads import onepass
 from hpc_toolkit.science.workloads.checkpoints import LoadedModel, require_layer, require_positive
 from hpc_toolkit.science.workloads.embeddings import pooled

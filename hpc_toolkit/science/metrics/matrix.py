@@ -1,9 +1,11 @@
-"""Rows of a representation matrix, all in float64: masking, centring, anisotropy and curvature.
+"""Metrics of one representation matrix, all in float64: of its rows (anisotropy, curvature) and of
+its singular values (matrix-based entropy, effective rank, RankMe, alpha-ReQ).
 
 A matrix is ``(..., n, d)``: ``n`` rows (tokens of a prompt, or pooled prompts) of ``d`` features.
 ``lengths`` of shape ``(...)``, integers from 1 to ``n``, is the number of leading rows that are
 real. The other rows are padding: whatever their values, they count as zeros, which only add zeros
-to the eigenvalues of a Gram matrix.
+to the eigenvalues of a Gram matrix. Entropy uses the squared singular values, but effective rank
+and RankMe use the plain ones, so ``exp(matrix_entropy(z))`` is not ``effective_rank(z)``.
 
 Every metric of this package is independent of the scale of its input, or documents how it depends
 on it. No metric fails for numbers near the limits of float64: `scaled` brings a matrix to about 1
@@ -242,3 +244,155 @@ def curvature(
     valid = moved[..., :-1] & moved[..., 1:] & mask.squeeze(-1)[..., needed - 1 :]
     mean: Tensor = (turns * valid).sum(-1) / valid.sum(-1).clamp_min(1)
     return mean.clamp_max(math.pi)
+
+
+Normalization = Literal["none", "max"]
+"""The divisor of an entropy: 1, or its maximum log min(n, d)."""
+
+EPS = 2.0**-52
+
+
+def matrix_entropy(
+    z: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    center: bool = False,
+    unit_rows: bool = True,
+    normalize: Normalization = "none",
+) -> Tensor:
+    """Entropy of the Gram matrix's eigenvalues as shares of their sum, in nats.
+
+    ``K = Z Z^T``, ``p = eig(K) / tr K``, ``S = -sum p log p``: the matrix-based Renyi entropy of
+    order 1. Range 0 (all rows on one line) to ``log min(n, d)``; ``normalize="max"`` divides by
+    that, and a divisor of zero (one row) gives 0. The published layer metrics use ``center=True,
+    unit_rows=True``. If all rows are zero after these steps (all tokens equal), the entropy is 0.
+    Padding given by ``lengths`` has no effect. Unchanged by rotation and by scaling ``z``; with
+    ``unit_rows`` and without ``center`` also by scaling single rows. Costs
+    ``min(n, d)^3 + n d min(n, d)``.
+
+    Source: Giraldo, Rao & Principe 2014 (IEEE Trans. Inf. Theory 61); as a layer metric Skean et
+    al. 2025, arXiv 2502.02013.
+
+    Raises ValueError: an unknown normalisation, or an unusable matrix or lengths.
+    """
+    import torch
+
+    require_known("normalisation", normalize, Normalization)
+    rows = prepare_rows(z, lengths, center=center, unit_rows=unit_rows)
+    highest = row_counts(z, lengths).clamp_min(1).log().clamp_max(math.log(z.shape[-1]))
+    eigenvalues = torch.linalg.eigvalsh(gram(rows)).clamp_min(0.0)
+    p = shares(eigenvalues, max(rows.shape[-2:]) * EPS)
+    entropy = shannon(p).minimum(highest).clamp_min(0.0) + 0.0  # -0.0 becomes 0.0
+    if normalize == "none":
+        return entropy
+    return entropy / highest.clamp_min(EPS) * (highest > 0)
+
+
+def effective_rank(z: Tensor, *, center: bool = False) -> Tensor:
+    """``exp(-sum p log p)`` with ``p = s / sum s`` over the singular values ``s`` of ``z``.
+
+    ``z`` is ``(..., n, d)``, the result ``(...)``. Range 1 to ``min(n, d)``; 0 for a zero matrix.
+    Unchanged by scaling and rotating ``z``. ``center`` subtracts the mean row first. Costs
+    ``n d min(n, d)``, about ten times as much as an entropy, which needs no singular values.
+
+    Source: Roy & Vetterli 2007, "The effective rank", EUSIPCO.
+
+    Raises ValueError: an empty matrix, or a matrix with NaN or infinite values.
+    """
+    p = shares(singular_values(z, center=center), 0.0)
+    return shannon(p).exp().clamp(1.0, p.shape[-1]) * (p.sum(-1) > 0)
+
+
+def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
+    """``exp(-sum p log p)`` with ``p = s / sum s + eps``, on uncentred rows.
+
+    It differs from `effective_rank` only by ``eps``, which makes values agree with published ones.
+    ``eps`` raises ranks above 2 a little: the range is ``1 - eps`` to
+    ``(k / (1 + k eps))^(1 + k eps)`` with ``k = min(n, d)``, and 0 for a zero matrix. Unchanged by
+    scaling and rotating ``z``. ``z`` is ``(..., n, d)``, the result ``(...)``. Costs
+    ``n d min(n, d)``.
+
+    Source: Garrido et al. 2023, "RankMe", ICML, arXiv 2210.02885.
+
+    Raises ValueError: an empty matrix, or a matrix with NaN or infinite values.
+    """
+    p = shares(singular_values(z, center=False), 0.0)
+    shifted = p + eps
+    return (-(shifted * shifted.log()).sum(-1)).exp() * (p.sum(-1) > 0)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """``Z Z^T`` or ``Z^T Z``, whichever is smaller: their spectra are equal apart from zeros."""
+    n, d = rows.shape[-2:]
+    return rows @ rows.mT if n <= d else rows.mT @ rows
+
+
+def singular_values(z: Tensor, *, center: bool) -> Tensor:
+    """Singular values of ``(..., n, d)``, descending, up to a power of two for each matrix.
+
+    Raises ValueError: an empty matrix, or a matrix with NaN or infinite values.
+    """
+    import torch
+
+    rows = prepare_rows(z, center=center, unit_rows=False)
+    # Roots of Gram eigenvalues would lose half of the digits of the small singular values.
+    values: Tensor = torch.linalg.svdvals(rows)
+    return values
+
+
+def shares(values: Tensor, cutoff: float) -> Tensor:
+    total = values.sum(-1, keepdim=True)
+    p = values / total.clamp_min(2.3e-308)
+    return p * (p > cutoff)
+
+
+def shannon(p: Tensor) -> Tensor:
+    return -(p * p.where(p > 0, p * 0 + 1).log()).sum(-1)
+
+
+FIRST, LAST = 6, 100
+"""Published range of the fit: numbers of the first and last eigenvalue, from 1, both included."""
+
+_POINTS = 3
+
+
+def alpha_req(z: Tensor) -> Tensor:
+    """Exponent ``a`` of the power law ``lambda_i = c i^-a`` through the middle eigenvalues.
+
+    ``lambda_1 >= lambda_2 >= ...`` are the eigenvalues of the covariance of the rows; ``-a`` is the
+    slope of ``log lambda_i`` on ``log i`` for ``6 <= i <= 100``, by least squares with weights
+    ``1 / i``. If there are fewer eigenvalues, the range ends at the numerical rank: singular values
+    above ``max(n, d) 2^-52`` of the largest. ``z`` is ``(..., n, d)``, the result ``(...)``.
+
+    Range 0 (equal eigenvalues) upwards; a value of about 1 is said to generalise best. Unchanged by
+    scaling, rotation and translation. Values of fits that end at different ranks are not
+    comparable. Costs ``n d min(n, d)``.
+
+    Source: Agrawal et al. 2022, "alpha-ReQ", NeurIPS; range and weights are from the authors'
+    package reptrix.
+
+    Raises ValueError: fewer than three eigenvalues in the range, or an unusable matrix.
+    """
+    import torch
+
+    s = singular_values(z, center=True)
+    number = torch.arange(1, s.shape[-1] + 1, dtype=s.dtype, device=s.device)
+    there = s > s[..., :1] * (max(z.shape[-2:]) * EPS)
+    used = there & (number >= FIRST) & (number <= LAST)
+    counts = used.sum(-1)
+    if bool((counts < _POINTS).any()):
+        raise ValueError(
+            f"alpha-ReQ needs {_POINTS} eigenvalues from number {FIRST} on, got {int(counts.min())}"
+        )
+    x = number.log()
+    # Eigenvalues of the covariance, relative to the largest, so that the logarithms round the same
+    # way at every scale of the input.
+    y = 2 * (s / s[..., :1]).where(used, s * 0 + 1).log()
+    weights = used / number
+    x = x - _mean(x, weights)
+    slope: Tensor = (weights * x * (y - _mean(y, weights))).sum(-1) / (weights * x * x).sum(-1)
+    return (-slope).clamp_min(0.0) + 0.0
+
+
+def _mean(values: Tensor, weights: Tensor) -> Tensor:
+    return (values * weights).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True)

@@ -75,13 +75,7 @@ class Progress:
         return self.ended and self.jobs[-1].state != "COMPLETED"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "directory": self.directory,
-            "jobs": job_facts(self.jobs),
-            "rank_restarts": self.rank_restarts,
-            "output": self.output and asdict(self.output),
-            "checkpoint": self.checkpoint and asdict(self.checkpoint),
-        }
+        return {**asdict(self), "jobs": job_facts(self.jobs)}
 
 
 def is_training(root: Path) -> bool:

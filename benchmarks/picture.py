@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from hpc_toolkit.report.figures import COLOURS, Axis, figure, rule, text
+from hpc_toolkit.report.figures import COLOURS, Axis, on_page, rule, text
 
 _ROW = 26
-_LEFT, _WIDTH, _RIGHT = 190, 460, 120
+_LEFT, _WIDTH = 190, 550
 
 
 def bars(title: str, values: dict[str, float], unit: str) -> str:
@@ -33,4 +33,4 @@ def bars(title: str, values: dict[str, float], unit: str) -> str:
             text(_LEFT + long + 6, y + 14, f"{value:,.0f} {unit}"),
         ]
     said = ", ".join(f"{name} {value:,.0f} {unit}" for name, value in values.items())
-    return figure(title, _LEFT + _WIDTH + _RIGHT, bottom + 34, parts, alternative=said)
+    return on_page(title, said, bottom + 34, parts).svg

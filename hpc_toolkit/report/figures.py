@@ -106,13 +106,24 @@ class Figure(NamedTuple):
 
     title: str
     svg: str
-    """The text of :func:`figure`: it is not escaped again."""
+    """The text of an SVG file; it is not escaped again."""
     caption: str = ""
 
 
 def on_page(title: str, said: str, height: float, parts: Iterable[str]) -> Figure:
-    """A picture as wide as a page; ``said`` describes it in words."""
-    return Figure(title, figure(title, PAGE, height, parts, alternative=said))
+    """A picture as wide as a page; ``said`` describes it to readers who cannot see it."""
+    box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PAGE} {height:.0f}"'
+    size = f'width="{PAGE}" height="{height:.0f}" font-size="12" fill="currentColor"'
+    lines = [
+        f'<svg {box} {size} class="fig ink" role="img" font-family="system-ui,sans-serif">',
+        f"<title>{escaped(title)}</title>",
+        f"<desc>{escaped(said)}</desc>",
+        f'{STYLE}<rect class="{PAPER}" width="100%" height="100%"/>',
+        text(10, 24, title, size=15),
+        *filter(None, parts),
+        "</svg>\n",
+    ]
+    return Figure(title, "\n".join(lines))
 
 
 def legend(
@@ -175,27 +186,6 @@ def rule(path: str) -> str:
     return f'<path class="{GRID}" d="{path}" {_STROKE}/>'
 
 
-def figure(
-    title: str, width: float, height: float, parts: Iterable[str], *, alternative: str = ""
-) -> str:
-    """Return a whole picture as the text of an SVG file.
-
-    ``alternative`` says what the picture shows to readers who cannot see it.
-    """
-    box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}"'
-    size = f'width="{width:.0f}" height="{height:.0f}" font-size="12" fill="currentColor"'
-    lines = [
-        f'<svg {box} {size} class="fig ink" role="img" font-family="system-ui,sans-serif">',
-        f"<title>{escaped(title)}</title>",
-        f"<desc>{escaped(alternative or title)}</desc>",
-        f'{STYLE}<rect class="{PAPER}" width="100%" height="100%"/>',
-        text(10, 24, title, size=15),
-        *filter(None, parts),
-        "</svg>",
-    ]
-    return "\n".join(lines) + "\n"
-
-
 _UNITS = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _STEPS_S = (
     *(1, 2, 5, 10, 15, 30, MINUTE_S, 2 * MINUTE_S, 5 * MINUTE_S, 10 * MINUTE_S, 15 * MINUTE_S),
@@ -223,9 +213,9 @@ def number_label(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
 
 
-def number_ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[Tick]:
-    """Round numbers from ``low`` to ``high``, at most about ``most``; ``whole``: no fractions."""
-    step = max(_round_step(high - low, most), 1.0 if whole else 0.0)
+def number_ticks(low: float, high: float) -> list[Tick]:
+    """Round numbers from ``low`` to ``high``, at most about 6."""
+    step = _round_step(high - low, 6)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [
         (number * step, number_label(round(number * step, 12))) for number in range(first, last + 1)

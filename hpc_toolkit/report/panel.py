@@ -53,19 +53,13 @@ def panel(now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False)
     """
     rows = [*_stage_rows(now), *_speed(now), *_search_rows(now)]
     rows += [*_failure_rows(now), *_problem_rows(now), Row("workers", ", ".join(_workers(now)))]
-    return [_title_row(now), *rows, *(_place_rows(now) if verbose else ()), *_jobs_of(now, jobs)]
-
-
-def _title_row(now: Status) -> Row:
+    rows += _place_rows(now) if verbose else ()
+    # Of a complete run it does not matter what became of a job that Slurm has forgotten.
+    rows += job_rows([job for job in jobs if not now.complete or job.state != UNKNOWN])
     tone = BAD if now.reason else ""
     if now.complete or now.is_open:
         tone = WARN if failed_items(now) else GOOD if now.complete else ""
-    return Row("", f"{now.run}: {headline(now)}", tone, is_title=True)
-
-
-def _jobs_of(now: Status, jobs: Sequence[JobRecord]) -> list[Row]:
-    # Of a complete run it does not matter what became of a job that Slurm has forgotten.
-    return job_rows([job for job in jobs if not now.complete or job.state != UNKNOWN])
+    return [Row("", f"{now.run}: {headline(now)}", tone, is_title=True), *rows]
 
 
 def one_line(now: Status) -> str:

@@ -109,16 +109,11 @@ class Campaign:
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Campaign:
         """Read the output of :meth:`to_json`; AttributeError or ConfigError if it is not valid."""
-        table = _given(record, "models")
-        if "arms" in table:
-            table["arms"] = _given(table["arms"])
+        table = _given(record)
         if "models" in table:
-            table["models"] = [_given(model, "chosen") for model in table["models"]]
-        for name in {PREPARE, METRICS, TASKS} & table.keys():
-            empty = ("workload", "items", "names", "seconds", "known")
-            table[name] = _given(table[name], *empty)
-        if "search" in table:
-            table["search"] = _given(table["search"])
+            table["models"] = [_given(model) for model in table["models"]]
+        for name in {"arms", PREPARE, METRICS, TASKS, "search"} & table.keys():
+            table[name] = _given(table[name])
         return parse_campaign(table, "campaign")
 
     def with_pending(self, known: tables.Search | None = None) -> Campaign:
@@ -143,9 +138,9 @@ class Campaign:
         return replace(self, search=search)
 
 
-def _given(record: dict[str, Any], *lists: str) -> dict[str, Any]:
-    """Drop what a TOML table would not contain: None, and empty values of the keys in ``lists``."""
-    return {k: v for k, v in record.items() if v is not None and not (k in lists and not v)}
+def _given(record: dict[str, Any]) -> dict[str, Any]:
+    """Drop what a TOML table would not contain: None, and empty texts, lists and tables."""
+    return {key: value for key, value in record.items() if value not in (None, "", [], {})}
 
 
 def read_campaign(path: Path) -> Campaign:

@@ -73,10 +73,7 @@ def read_table(
     return kind(**given)
 
 
-def a_table(value: object, where: str) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise t.wrong(where, value, "a table")
+a_table = t.kept(lambda value: isinstance(value, dict), "a table")
 
 
 def a_list(convert_one: Converter, wanted: str) -> Converter:
@@ -239,7 +236,7 @@ def _asks(value: object, where: str) -> str:
 
 
 def _options(value: object, where: str) -> dict[str, Any]:
-    table = a_table(value, where)
+    table: dict[str, Any] = a_table(value, where)
     for name in table:
         if name in NO_OPTIONS:
             message = f"{where}.{name}: not an option of a policy"

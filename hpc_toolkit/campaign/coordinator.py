@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 from time import monotonic
 from typing import Any
 
@@ -47,7 +48,7 @@ from hpc_toolkit.queue.items import Item, encode_segment
 from hpc_toolkit.queue.presence import LIMIT_S
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.queue.view import Follower, RunView, StageView
-from hpc_toolkit.results.gather import gather, unit_rows
+from hpc_toolkit.results.gather import gather, rows_of_unit
 from hpc_toolkit.results.tables import check_rows
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.rundir.trust import is_local
@@ -279,7 +280,9 @@ class Coordinator:
             return None
         rows: dict[tuple[int, str], list[dict[str, Any]]] = {}
         for entry, names in units.items():
-            for _, row in unit_rows(self._view, self._stage, entry, names):
+            states = (self._stage.state.units[name] for name in sorted(names))
+            found = (rows_of_unit(self._view, self._stage, state) for state in states)
+            for _, row in chain.from_iterable(found):
                 rows.setdefault((entry, arm_of(row["item"])), []).append(row)
         done = [row for some in rows.values() for row in some if row["state"] == "done"]
         self._refuse_scoreless(done)

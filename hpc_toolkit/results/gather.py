@@ -216,19 +216,10 @@ def _stays(stage: StageView, kept: PublishedTable, entry: int, position: int) ->
     return kept.has(entry, position) and not (lifted and position in kept.failed[entry])
 
 
-def unit_rows(
-    view: RunView, stage: StageView, entry: int, names: Collection[str]
-) -> Iterator[tuple[int, Row]]:
-    """Provisional (position, row) of finished items of some units of a segment (R8, R11)."""
-    for unit in stage.log.segments[entry].units:
-        if unit.name in names:
-            yield from rows_of_unit(view, stage, stage.state.units[unit.name])
-
-
 def rows_of_unit(
     view: RunView, stage: StageView, state: UnitState, only: Collection[int] | None = None
 ) -> Iterator[tuple[int, Row]]:
-    """Provisional (position, row) of a unit's finished items, or of those in ``only``."""
+    """Provisional (position, row) of a unit's finished items, or of those in ``only`` (R8, R11)."""
     for position, line in encode_rows(view, stage, state, only).items():
         yield position, decode(without_at([line]).decode())
 

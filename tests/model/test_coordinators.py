@@ -83,9 +83,8 @@ FROM_RESULTS = """self._follower.look(self._stage, [])
         for tell in decision.tells:
             rows = [
                 row
-                for entry in self._stage.log.segments
-                for names in [set(self._stage.state.units)]
-                for _, row in unit_rows(self._view, self._stage, entry, names)
+                for state in self._stage.state.units.values()
+                for _, row in rows_of_unit(self._view, self._stage, state)
                 if arm_of(row["item"]) == tell.arm
             ]
             self._search.tell([observe(tell.arm, rows)] if rows else [tell])"""

@@ -185,7 +185,7 @@ def test_names_in_the_architecture_exist_and_every_room_is_one() -> None:
     named = set(re.findall(r"(?<!`)`([\w/.*-]+)`", text))
     places = {one for one in named if "/" in one or one.endswith(".py")}
     below = ("hpc_toolkit", ".", "tests", "hpc_toolkit/slurm", "hpc_toolkit/slurm/batch")
-    sources = [*PACKAGE.rglob("*.py"), root / "tests/unit/test_bandit_pulls.py"]
+    sources = [*PACKAGE.rglob("*.py"), root / "tests/unit/test_bandit_policy.py"]
     sources += (root / "tests/sharedfs").glob("*.py")
     found = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     known = set(re.findall(r"^ *(?:class |def |)(\w+)(?=[(:]| =)", found, re.MULTILINE))

@@ -144,7 +144,12 @@ class ToyWorker:
         self._written, self._kinds = [], []
 
     def attempt(self, item: int, kind: str = "done", **fields: Any) -> None:
-        """Write the line of one attempt: ``done``, ``failed`` or ``permanent``."""
+        """Write the line of one attempt: ``done``, ``failed`` or ``permanent``.
+
+        ``short`` is a failure for lack of memory.
+        """
+        if kind == "short":
+            kind, fields = "failed", {"oom": True, **fields}
         default = {"value": {"by": self.name}} if kind == "done" else {"error": f"{kind} of test"}
         record = {
             "type": kind,

@@ -170,9 +170,7 @@ def test_jobs_that_wait_when_the_run_is_complete_are_cancelled(
     programs.answer("squeue", f"{running}\n{pending_line('102')}")
     worker = run.worker("w1")
     for item in range(8):
-        worker.claim(run.unit_name(item))
-        worker.attempt(item)
-        worker.release()
+        worker.work(run.unit_name(item), 1, **{f"i{item}": "done"})
     worker.finish()
 
     assert "no more jobs are sent: the run is complete" in keep(2)[1]

@@ -268,11 +268,8 @@ def small_taker(toy: ToyRun) -> Taker:
 def test_a_unit_whose_pending_items_all_need_more_is_left_to_other_workers(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 4, unit=2, **GROWS)
     worker = toy.worker("w")
-    for first in (0, 2):
-        worker.claim(toy.unit_name(first))
-        worker.attempt(first, "failed", oom=True)
-        worker.attempt(first + 1, "done" if first else "failed")
-        worker.release()
+    worker.work(toy.unit_name(0), i0="short", i1="failed")
+    worker.work(toy.unit_name(2), i2="short", i3="done")
     small, large = small_taker(toy), Taker(toy, "large")
 
     # Item 1 failed for another reason, so its unit is for both; item 2 is for the large one.
@@ -291,9 +288,7 @@ def test_a_unit_whose_pending_items_all_need_more_is_left_to_other_workers(fast_
 def test_a_small_worker_waits_while_items_may_be_added(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 1, sealed=False, **GROWS)
     worker = toy.worker("w")
-    worker.claim(toy.unit_name(0))
-    worker.attempt(0, "failed", oom=True)
-    worker.release()
+    worker.work(toy.unit_name(0), i0="short")
     small = small_taker(toy)
 
     assert not rest_of(small).is_for_others
@@ -511,9 +506,7 @@ def interrupted(fast_dir: Path) -> ToyRun:
     toy = ToyRun(fast_dir / "r", 80, unit=2)
     for number in range(10):
         worker = toy.worker(f"w{number}", job="7")
-        worker.claim(toy.unit_name(2 * number))
-        worker.attempt(2 * number)
-        worker.release()
+        worker.work(toy.unit_name(2 * number), 1, **{f"i{2 * number}": "done"})
         worker.finish()
     return toy
 

@@ -123,10 +123,9 @@ def test_results_behind_unchanged_counters_are_seen_in_the_end(busy: Busy) -> No
 
 def test_a_scan_goes_on_past_a_journal_that_cannot_be_read(busy: Busy) -> None:
     toy, workers = busy
-    workers[4].attempt(8, "failed")
-    workers[4].release()
-    workers[5].attempt(10, "failed")
-    workers[5].release()
+    for worker, item in ((workers[4], 8), (workers[5], 10)):
+        worker.attempt(item, "failed")
+        worker.release()
 
     with Unreadable(toy.paths.journal("w4"), errno.EIO):
         assert Idler(toy, waits=False).scan() == (toy.unit_name(10), 2)

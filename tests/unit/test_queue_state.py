@@ -21,7 +21,7 @@ from hpc_toolkit.rundir import files, journal
 from hpc_toolkit.system.needs import needs_after
 from tests.manualclock import ManualClock
 from tests.oracle import Told, expect, growth_of
-from tests.toyrun import ToyRun, ToyWorker
+from tests.toyrun import ToyRun
 
 WORKERS = ["wa", "wb", "wc"]
 ITEMS, UNIT = 5, 3
@@ -32,14 +32,6 @@ RETRY: dict[str, Any] = {
     "retry": {"on": "oom", "memory": "x2", "up_to": 4},
     "sealed": False,
 }
-
-
-def written(worker: ToyWorker, item: int, kind: str, **fields: Any) -> None:
-    """Write the line of an attempt; ``short``: a failure for lack of memory."""
-    if kind == "short":
-        worker.attempt(item, "failed", oom=True, **fields)
-    else:
-        worker.attempt(item, kind, **fields)
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ def write(toy: ToyRun, passes: list[PassPlan]) -> dict[int, list[Told]]:
         worker.begin(toy.unit_name(plan.unit), plan.generation)
         for item, kind in plan.attempts:
             value = {"n": number, "item": item}
-            written(worker, item, kind, **({"value": value} if kind == "done" else {}))
+            worker.attempt(item, kind, **({"value": value} if kind == "done" else {}))
             told[item].append(Told(plan.generation, plan.worker, number, kind, value))
         if plan.death is not None:
             worker.death(plan.death)
@@ -318,7 +310,7 @@ def test_i2_every_reader_finds_the_same_needs_and_they_never_unfail_an_item(
     told = []
     for place, (name, generation, kind) in enumerate(lines):
         workers[name].begin(toy.unit_name(0), generation)
-        written(workers[name], 0, kind)
+        workers[name].attempt(0, kind)
         told.append(Told(generation, name, place, kind))
     if floor:
         toy.log().add_retry([(1, 0, floor)])
@@ -356,7 +348,7 @@ def test_i9_at_the_limit_of_its_retry_an_item_fails_like_others(fast_dir: Path) 
     worker, found = toy.worker("w"), []
     for generation in range(1, 5):
         worker.claim(toy.unit_name(0), generation)
-        worker.attempt(0, "failed", oom=True, error="MemoryError")
+        worker.attempt(0, "short", error="MemoryError")
         worker.release()
         stage = toy.stage()
         (unit,) = stage.state.units.values()
@@ -377,7 +369,7 @@ def test_i3_a_failure_for_lack_of_memory_does_not_count_against_its_host(fast_di
     for generation, kinds in enumerate(["ssf", "ss", "s"], 1):
         worker.claim(toy.unit_name(0), generation)
         for item, kind in enumerate(kinds):
-            written(worker, item, "short" if kind == "s" else "failed")
+            worker.attempt(item, "short" if kind == "s" else "failed")
         worker.release()
 
     # Item 0 failed a third time at the limit, and item 2 for another reason.

@@ -411,11 +411,8 @@ def test_a_job_whose_workers_cannot_hold_what_is_left_is_not_started_again(
     retry = {"on": "oom", "memory": "x2", "up_to": 4}
     toy = ToyRun(fast_dir / "run", 3, unit=3, needs={"memory": 1}, retry=retry)
     worker = toy.worker("w", job="17", place={"has": {"memory": has}})
-    for generation, items in ((1, (0, 1)), (2, (1,))):
-        worker.claim(toy.unit_name(0), generation)
-        for item in items:
-            worker.attempt(item, "failed", oom=True)
-        worker.release()
+    worker.work(toy.unit_name(0), 1, i0="short", i1="short")
+    worker.work(toy.unit_name(0), 2, i1="short")
 
     left = what_is_left(toy.view(), ManualClock(), job="17", watch_s=0.0, pause=lambda _: None)
     found = toy.reopen().status()

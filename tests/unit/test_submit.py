@@ -103,10 +103,7 @@ def test_a_dry_run_shows_all_and_leaves_nothing(run: ToyRun, programs: Programs)
 
 
 def test_a_complete_run_is_refused_unless_forced(run: ToyRun, programs: Programs) -> None:
-    worker = run.worker("w")
-    worker.claim(run.unit_name(0))
-    for item in range(4):
-        worker.attempt(item)
+    run.worker("w").work(run.unit_name(0), i0="done", i1="done", i2="done", i3="done")
 
     assert refused().message == "runs/a is complete: no items are left"
     assert sent(programs) == []

@@ -9,7 +9,7 @@ import copyreg
 import io
 import sys
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from types import FunctionType
@@ -113,8 +113,10 @@ def loads(data: bytes, *, own: bool = False) -> Any:
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             found = super().find_class(module, name)
-            change = _OF_MAIN.get(name) if module == "cloudpickle.cloudpickle" else None
-            return change(found) if change is not None else found
+            named = _NAMED.get(name) if module == "cloudpickle.cloudpickle" else None
+            if named is None:
+                return found
+            return lambda *given: _own_class(*named(*given)) or found(*given)
 
     return Unpickler(io.BytesIO(data)).load() if own else pickle.loads(data)  # noqa: S301 - see above
 
@@ -124,31 +126,16 @@ def _own_class(name: str, module: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def _with_own_class(make: Any) -> Any:
-    return lambda kind, name, bases, fields, *more: (
-        _own_class(fields.get("__qualname__", name), fields.get("__module__", ""))
-        or make(kind, name, bases, fields, *more)
-    )
-
-
-def _with_own_enum(make: Any) -> Any:
-    return lambda bases, name, qualname, members, module, *more: (
-        _own_class(qualname, module) or make(bases, name, qualname, members, module, *more)
-    )
-
-
-def _but_of_own_class(fill: Any) -> Any:
-    return lambda kind, state: (
-        kind if _own_class(kind.__qualname__, kind.__module__) is kind else fill(kind, state)
-    )
-
-
-_OF_MAIN = {
-    "_make_skeleton_class": _with_own_class,
-    "_make_skeleton_enum": _with_own_enum,
-    "_class_setstate": _but_of_own_class,
+_NAMED: dict[str, Callable[..., tuple[str, str]]] = {
+    "_make_skeleton_class": lambda _kind, name, _bases, fields, *_: (
+        fields.get("__qualname__", name),
+        fields.get("__module__", ""),
+    ),
+    "_make_skeleton_enum": lambda _bases, _name, qualname, _members, module, *_: (qualname, module),
+    "_class_setstate": lambda kind, _state: (kind.__qualname__, kind.__module__),
 }
-"""Functions by which cloudpickle makes a class again -> what makes one that looks here first."""
+"""Functions by which cloudpickle makes or fills a class -> its name and module, by what they get.
+"""
 
 
 def refusal(value: Any, where: str, depth: int = 0) -> UnstorableError:

@@ -281,27 +281,21 @@ class TensorBoard(Tracker):
     def write(self, run: Tracked) -> None:
         buffer = io.BytesIO()
         writer = self._records.RecordWriter(buffer)
-        writer.write(
-            self._event(wall_time=run.begin, file_version="brain.Event:2").SerializeToString()
-        )
-        for summary in self._about(run):
-            event = self._event(wall_time=run.begin, summary=summary)
-            writer.write(event.SerializeToString())
+        first = {"wall_time": run.begin}
+        events = [self._event(file_version="brain.Event:2", **first)]
+        events += [self._event(summary=one, **first) for one in self._about(run)]
+        kind = self._summary.Summary
         for step, values in enumerate(run.steps):
-            named = [
-                self._summary.Summary.Value(tag=key, simple_value=one)
-                for key, one in values.items()
-            ]
-            event = self._event(
-                wall_time=run.end, step=step, summary=self._summary.Summary(value=named)
-            )
+            found = kind(value=[kind.Value(tag=key, simple_value=values[key]) for key in values])
+            events.append(self._event(wall_time=run.end, step=step, summary=found))
+        for event in events:
             writer.write(event.SerializeToString())
         directory = Path(self.where, self.project, run.id)
         directory.mkdir(parents=True, exist_ok=True)
         replace_file(directory / f"events.out.tfevents.{run.end:.0f}.hpctk", [buffer.getvalue()])
 
     def _about(self, run: Tracked) -> Iterator[Any]:
-        """what the dashboard of hyperparameters reads."""
+        """What the dashboard of hyperparameters reads."""
         kinds = self._hparams
         start = kinds.SessionStartInfo(group_name=run.id, start_time_secs=run.begin)
         for key, one in run.params.items():

@@ -13,7 +13,6 @@ from hpc_toolkit.background import Background, Submitted
 from hpc_toolkit.errors import ConfigError, ItemsError, RunError
 from hpc_toolkit.queue.wants import NEEDS, PRIORITY, Wants, may_need
 from hpc_toolkit.report.terminal import Waiting
-from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.files import writing
 from hpc_toolkit.worker.calls import Calls
 
@@ -237,8 +236,7 @@ class Executor(Background):
         from hpc_toolkit.workerjobs import CallJobs
 
         with self._changed:
-            own = Run(self._view.paths.root, self.run.manifest)
-            jobs = self._jobs = self._jobs or CallJobs(own)
+            jobs = self._jobs = self._jobs or CallJobs(self._own())
             found = jobs.want(n, cluster, resources, again=again)
             if self._waiting or self._buffer or self._recorded.places or not self._recorded.rows:
                 jobs.send()

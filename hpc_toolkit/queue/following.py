@@ -220,9 +220,9 @@ class Following:
                 found["{}"] = [[] for _ in self._before]
             for number, stage in enumerate(self._before):
                 reader = self._read[stage.spec.name]
-                for ref in _refs(stage):
-                    name = self._name(reader.item(ref))
-                    if name is not None:
+                segments = stage.log.segments.items()
+                for ref in ((at, one) for at, some in segments for one in range(some.count)):
+                    if (name := self._name(reader.item(ref))) is not None:
                         found.setdefault(name, [[] for _ in self._before])[number].append(ref)
             self._known = lengths, found
         return self._known[1]
@@ -387,10 +387,3 @@ def failed_items(stage: StageView) -> Iterator[Ref]:
         for position in list(state.touched(unit)) if unit.clean is None else ():
             if state.item_state(unit, position) is ItemState.FAILED:
                 yield unit.unit.entry, position
-
-
-def _refs(stage: StageView) -> Iterator[Ref]:
-    """All items of a stage, unit by unit."""
-    for entry, segment in stage.log.segments.items():
-        for unit in segment.units:
-            yield from ((entry, position) for position in unit.items)

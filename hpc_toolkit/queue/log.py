@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
 
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.presence import DIRECT, HEAD, Probes, ProbeTimeoutError
@@ -201,7 +200,9 @@ class StageLog:
             self.last_retry = number
         elif kind == "results":
             with (self.paths.root / target).open("rb") as file:
-                _check_end(file)
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                if file.read() != b"\n":
+                    raise ValueError("it ends within a line")
             self.table = (number, target)
         else:
             message = f"{self.paths.entry(number)}: unknown entry {target!r}"
@@ -323,11 +324,3 @@ def _checked(paths: StagePaths, target: str, more: type[Exception] = TypeError) 
         yield
     except (AttributeError, LookupError, RecursionError, TypeError, more) as error:
         raise damaged(paths.root / target, f"{type(error).__name__}: {error}") from error
-
-
-def _check_end(file: BinaryIO) -> None:
-    """Raise ValueError if a table is empty or its last line incomplete."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 1))
-    if file.read() != b"\n":
-        raise ValueError("it ends within a line")

@@ -284,7 +284,12 @@ def steps(place: str) -> list[str]:
 def made(tag: Any, form: Any) -> Any:
     """What Python had in the place of a natural form that tells all."""
     if isinstance(tag, str):
-        return _MADE[tag](form) if tag in _MADE else _made_by_name(tag, form)
+        if tag in _MADE or tag in _BY_TEXT:
+            return _MADE[tag](form) if tag in _MADE else _from_text(tag, form)
+        import numpy as np
+
+        name, _, number = tag.removeprefix("numpy.").partition(" ")
+        return np.dtype(name).type(number or form)
     kind, *more = tag
     if kind == "dict":
         return dict(zip(more[0], form.values(), strict=True))
@@ -296,15 +301,6 @@ def made(tag: Any, form: Any) -> Any:
 
     found = torch.tensor(form, dtype=getattr(torch, more[0])).reshape(more[1])
     return found.requires_grad_() if more[2:] else found
-
-
-def _made_by_name(tag: str, form: Any) -> Any:
-    if tag in _BY_TEXT:
-        return _from_text(tag, form)
-    import numpy as np
-
-    name, _, number = tag.removeprefix("numpy.").partition(" ")
-    return np.dtype(name).type(number or form)
 
 
 _MADE: dict[str, Callable[[Any], Any]] = {

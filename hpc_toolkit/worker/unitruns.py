@@ -375,7 +375,7 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
         while stream.receive(executor.results):
             continue
         executor.close()
-        self._journal(stream)
+        stream.write(self.journal, self._values, overtaken=self._overtaken)
         if why == "timeout" and stream.index > before:
             return "again"  # the result came just in time; the rest is requested again
         return why or how
@@ -383,11 +383,8 @@ class UnitRunner(Record, frozen=False, stateful=True, kw_only=True):
     def _read(self, executor: Executor, stream: Stream) -> bool:
         """Read and journal the executor's new messages; return whether there were any."""
         if found := stream.receive(executor.results):
-            self._journal(stream)
+            stream.write(self.journal, self._values, overtaken=self._overtaken)
         return found
-
-    def _journal(self, stream: Stream) -> None:
-        stream.write(self.journal, self._values, overtaken=self._overtaken)
 
 
 def _is_last_attempt(assignment: Assignment, order: list[int]) -> bool:

@@ -35,6 +35,9 @@ _disks: list[Disk] = []
 class Disk:
     """Stands in for the module ``os`` in the modules that touch files of a run."""
 
+    path = SimpleNamespace(abspath=os.path.abspath)
+    """For :func:`files.share`, in a process whose earlier tests opened runs on disk."""
+
     def __init__(
         self,
         image: dict[str, Content],

@@ -59,7 +59,8 @@ class Outcome:
     executions: Counter[str]
     """How often each item was begun, by its name."""
     deaths: list[dict[str, Any]]
-    """Death lines, once for each (unit, generation); ``by`` is the host of who wrote it."""
+    """Death lines, once for each (unit, generation): ``by`` is the host of who wrote it, and
+    ``found_by`` of who told all workers of the free unit, or the same if nobody did."""
     untold: list[tuple[str, int]]
     """Units and generations that were claimed anew, with neither a release nor a death line."""
     ended: list[Ended]

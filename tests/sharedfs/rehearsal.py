@@ -376,8 +376,14 @@ class Rehearsal:
             rows += [json.loads(line) for line in table.splitlines()]
         records = self.records()
         hosts = {name: one.host for name, one in self.presences().items()}
-        deaths = {(one["unit"], one["generation"]): {**one, "by": hosts[one["by"]]}
-                  for one in records if one["type"] == "death"}  # fmt: skip
+        freed = {tuple(Path(path).name.split(",")[1:4]): teller.decode()
+                 for path, teller in self.read("control/free,*").items()}  # fmt: skip
+        deaths = {}
+        for one in records:
+            if one["type"] == "death":
+                key = one["unit"], one["generation"]
+                told = freed.get((*one["unit"].split("/"), str(one["generation"])), one["by"])
+                deaths[key] = {**one, "by": hosts[one["by"]], "found_by": hosts[told]}
         followed = {(unit, generation - 1) for unit, generation in self._claims() if generation > 1}
         return Outcome(
             items=self._ids,

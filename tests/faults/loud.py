@@ -50,7 +50,7 @@ def score(item: dict[str, Any]) -> dict[str, Any]:
 
 
 class Loaded:
-    """A model whose loads are counted in a file beside the run."""
+    """A model whose loads are counted in a file beside the run; its 31st item waits for a gate."""
 
     def load(self, group: Any) -> int:
         with Path(os.environ["HPCTK_LOADS"]).open("a") as file:
@@ -61,4 +61,6 @@ class Loaded:
     def run(self, context: int, items: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for item in items:
             time.sleep(0.005)
+            while item["id"] == 30 and not Path(os.environ["HPCTK_GATE"]).exists():
+                time.sleep(0.005)
             yield {"twice": context * item["id"]}

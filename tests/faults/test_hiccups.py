@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -21,6 +23,7 @@ from tests.faults.test_faults import check_rows
 from tests.integration.realrun import wait_until
 from tests.toyrun import ToyRun
 
+T = TypeVar("T")
 LEASE = ("--lease", "1s")
 WRITES = ("write", "fdatasync")
 """Calls that fail while other workers' files can be read, and a heartbeat be written."""
@@ -35,6 +38,9 @@ class Place:
         self.loads = home / "loads"
         self.loads.touch()
         monkeypatch.setenv("HPCTK_LOADS", str(self.loads))
+        self.gate = home / "gate"
+        self.gate.touch()
+        monkeypatch.setenv("HPCTK_GATE", str(self.gate))
         self.broken = home / "broken"
 
     def make(self, unit: int = 25) -> None:
@@ -56,8 +62,13 @@ class Place:
         """A filesystem that fails while the file ``broken`` exists."""
         return Flaky(self.run, while_exists=self.broken, names=names)
 
-    def is_done(self, least: int) -> bool:
-        return Run.open(self.run).status().stages["items"].done >= least
+    def after_30(self, change: Callable[[], T]) -> T:
+        """Make a change between the 30th item and the next one, which waits for the gate."""
+        run = Run.open(self.run)
+        wait_until(lambda: run.status().stages["items"].done >= 30, "the first items")
+        changed = change()
+        self.gate.touch()
+        return changed
 
     def waits(self) -> bool:
         """Whether ``hpctk status`` shows that a worker waits, and why."""
@@ -100,9 +111,9 @@ def test_a_worker_whose_filesystem_fails_now_and_then_loads_its_model_once(
 def broken(place: Place, *words: str, names: tuple[str, ...] = WRITES) -> Going:
     """A worker that has done some items, and waits for its filesystem."""
     place.make()
+    place.gate.unlink()
     worker = place.start(place.breaks(names), *words)
-    wait_until(partial(place.is_done, 30), "the first items")
-    place.broken.touch()
+    place.after_30(place.broken.touch)
     wait_until(place.waits, "the wait")
     return worker
 
@@ -157,10 +168,11 @@ def test_the_deadline_ends_a_worker_that_waits(place: Place, names: tuple[str, .
     place.make()
     if names != WRITES:
         place.broken.touch()
+    else:
+        place.gate.unlink()
     worker = place.start(place.breaks(names), "--deadline", "3s")
     if names == WRITES:
-        wait_until(partial(place.is_done, 30), "the first items")
-        place.broken.touch()
+        place.after_30(place.broken.touch)
 
     ended = worker.end()
 
@@ -173,9 +185,9 @@ def test_the_deadline_ends_a_worker_that_waits(place: Place, names: tuple[str, .
 
 def check_full(place: Place) -> None:
     place.make()
+    place.gate.unlink()
     worker = place.start(None)
-    wait_until(partial(place.is_done, 30), "the first items")
-    give_back = fill(place.run.parent, pages=0)
+    give_back = place.after_30(partial(fill, place.run.parent, pages=0))
     wait_until(place.waits, "the wait")
     time.sleep(0.5)
 

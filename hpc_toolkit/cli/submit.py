@@ -190,13 +190,7 @@ def from_options(template: str | None, given: dict[str, Any], *, force: bool) ->
             given["run"] = str(run.root.absolute())
         elif not given.get("run"):
             given["run"] = str(run.root)
-    array = given.get("array")
-    if array:
-        # The whole may have indices that no script of this cluster can.
-        given["array"] = "0"
     spec, site, _ = requested(template, given)
-    if array:
-        spec = replace(spec, array=array)
     check_directory(site, Path.cwd())
     if run is not None:
         check_run(run, force=force)

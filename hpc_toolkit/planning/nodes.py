@@ -156,8 +156,7 @@ def ask_of(spec: ScriptSpec, cluster: Cluster, *, jobs: int = 1) -> Ask:
     from hpc_toolkit.slurm.render.directives import complete, cpus, memory_mib, site_of
     from hpc_toolkit.slurm.render.values import parse_array
 
-    # Its indices may be more than one array can have; 'hpctk submit' sends several arrays then.
-    full = complete(replace(spec, array=None), cluster)
+    full = complete(spec, cluster)
     site, fitting = named_site(cluster, full.partition), site_of(full, cluster)
     gpus = full.gpus_per_node
     if full.exclusive is True:

@@ -26,7 +26,7 @@ def task_order(history: History) -> tuple[tuple[int, ...], int | None]:
 
     By the expected durations, if the task set has one for every task, otherwise by those of a pilot
     arm. The seed draws the pilot; if it has neither a score nor a duration on any task, the next
-    arm drawn takes its place. Until the pilot is told on all tasks, it is returned, and no task.
+    arm drawn takes its place. It is returned without tasks until all of its results are known.
     """
     seconds = history.results.tasks.expected
     if np.isnan(seconds).any():

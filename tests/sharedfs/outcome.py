@@ -60,7 +60,7 @@ class Outcome:
     """How often each item was begun, by its name."""
     deaths: list[dict[str, Any]]
     """Death lines, once for each (unit, generation): ``by`` is the host of who wrote it, and
-    ``found_by`` of who told all workers of the free unit, or the same if nobody did."""
+    ``found_by`` the hosts of this one and of whoever told all workers of the death."""
     untold: list[tuple[str, int]]
     """Units and generations that were claimed anew, with neither a release nor a death line."""
     ended: list[Ended]

@@ -376,14 +376,16 @@ class Rehearsal:
             rows += [json.loads(line) for line in table.splitlines()]
         records = self.records()
         hosts = {name: one.host for name, one in self.presences().items()}
-        freed = {tuple(Path(path).name.split(",")[1:4]): teller.decode()
-                 for path, teller in self.read("control/free,*").items()}  # fmt: skip
+        # A worker may hold more units than it was told dead with, so what counts is its death.
+        told = [(Path(path).name.split(",")[4], hosts[teller.decode()])
+                for path, teller in self.read("control/free,*").items()]  # fmt: skip
         deaths = {}
         for one in records:
             if one["type"] == "death":
                 key = one["unit"], one["generation"]
-                told = freed.get((*one["unit"].split("/"), str(one["generation"])), one["by"])
-                deaths[key] = {**one, "by": hosts[one["by"]], "found_by": hosts[told]}
+                by = hosts[one["by"]]
+                found_by = {by, *(host for worker, host in told if worker == one["worker"])}
+                deaths[key] = {**one, "by": by, "found_by": found_by}
         followed = {(unit, generation - 1) for unit, generation in self._claims() if generation > 1}
         return Outcome(
             items=self._ids,

@@ -75,7 +75,7 @@ def _check_whole(found: Outcome) -> None:
 def _check_evidence(found: Outcome) -> None:
     """A free lock is believed on the dead worker's own host alone; elsewhere silence decides."""
     for death in found.deaths:
-        assert death["evidence"] == "lease" or death["host"] == death["found_by"], death
+        assert death["evidence"] == "lease" or death["host"] in death["found_by"], death
 
 
 def _check_standstill(found: Outcome, filesystem: Filesystem, size: Size) -> None:

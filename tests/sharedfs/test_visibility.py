@@ -1,18 +1,22 @@
-"""What one host rewrites in place is seen by the other one soon, though both cache."""
+"""What one host makes and rewrites is seen by the other: names (rule R1), and files both cache."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.sharedfs.ceph import CephFS
 from tests.sharedfs.hosts import HOSTS
 from tests.sharedfs.outcome import NOTED
-from tests.sharedfs.plays import NFS_KINDS
+from tests.sharedfs.plays import FUSE_KINDS, NFS_KINDS
+from tests.sharedfs.rehearsal import PYTHONPATH
 from tests.sharedfs.rewrites import KINDS
-from tests.sharedfs.sides import Side
 
 if TYPE_CHECKING:
     from tests.sharedfs.filesystems import Filesystem
@@ -24,14 +28,86 @@ UNSYNCED_S = 70.0
 
 CACHING: tuple[type[Filesystem], ...] = (CephFS, *NFS_KINDS)
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.parametrize("name", [kind.name for kind in CACHING]),
-]
+on_caching = pytest.mark.parametrize("name", [kind.name for kind in CACHING])
 SIZES = [
     pytest.param(6, id="small"),
     pytest.param(100, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
 ]
+
+
+class Side:
+    """A module of the tests on one host; it is ready."""
+
+    def __init__(self, filesystem: Filesystem, host: str, module: str, *words: object) -> None:
+        argv = [sys.executable, "-m", f"tests.sharedfs.{module}", *map(str, words)]
+        self._process = subprocess.Popen(
+            filesystem.hosts.command(host, argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
+            cwd="/",
+            text=True,
+        )
+        assert self.line() == "ready"
+
+    def tell(self, word: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        """End it: what it reads has come to its end."""
+        self._process.communicate()
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(0.6, id="small"),
+        pytest.param(60.0, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+    ],
+)
+@pytest.mark.parametrize("name", [kind.name for kind in (*FUSE_KINDS, *NFS_KINDS)])
+def test_each_name_that_two_hosts_race_for_has_one_owner_whom_both_read(
+    filesystem: Filesystem, name: str, seconds: float
+) -> None:
+    """Names that GlusterFS refuses to both are asked for again, until one of them has it."""
+    directory = f"names-{seconds:g}"
+    filesystem.hosts.call(HOSTS[0], "mkdir", filesystem.shared / directory)
+    filesystem.hosts.call(HOSTS[1], "ls", filesystem.shared / directory)
+    at = filesystem.shared / directory
+    racers = {host: Side(filesystem, host, "racer", at, host, seconds) for host in HOSTS}
+    try:
+        for racer in racers.values():
+            racer.tell("go")
+        raced = {host: json.loads(racer.line()) for host, racer in racers.items()}
+        end = max(found["end"] for found in raced.values())
+        for racer in racers.values():
+            racer.tell(end)
+        seen = {host: json.loads(racer.line()) for host, racer in racers.items()}
+    finally:
+        for racer in racers.values():
+            racer.close()
+
+    _check(raced, seen)
+    both = set(raced[HOSTS[0]]["owners"]) & set(raced[HOSTS[1]]["owners"])
+    again = sum(found["again"] for found in raced.values())
+    print(f"{name}: {len(both)} names raced for by both hosts, {again} times asked again")
+    assert both
+
+
+def _check(raced: dict[str, Any], seen: dict[str, list[str | None]]) -> None:
+    """Whoever tried a name was told its owner, who knows it, and whom all read afterwards."""
+    tried = [found["owners"] for found in raced.values()]
+    assert seen[HOSTS[0]] == seen[HOSTS[1]]
+    for index, owner in enumerate(seen[HOSTS[0]]):
+        told = {owners[str(index)] for owners in tried if str(index) in owners}
+        assert told <= {owner} - {None}, f"name {index} of {owner} was told as {told}"
+        assert owner is None or raced[owner]["owners"][str(index)] == owner
 
 
 def _seen(
@@ -56,6 +132,8 @@ def _seen(
     return found
 
 
+@pytest.mark.slow
+@on_caching
 @pytest.mark.parametrize("beats", [pytest.param(2, id="small"), *SIZES[1:]])
 def test_heartbeat_is_seen_by_the_other_host_before_the_next_one(
     filesystem: Filesystem, name: str, beats: int
@@ -66,6 +144,8 @@ def test_heartbeat_is_seen_by_the_other_host_before_the_next_one(
     assert max(map(float, found)) < LATE_S
 
 
+@pytest.mark.slow
+@on_caching
 @pytest.mark.parametrize("bursts", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_last_of_several_rewrites_within_a_tick_of_the_server_is_seen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,21 @@ from tests.slurm.rehearsal import MEASURED, Rehearsal
 from tests.slurm.templatesite import Site
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the trainings, so that they are all of one process.
+    """Begin with the long tests, each process with some; then trainings, all of one process.
 
-    Processes without tests take over those at the end of another one's list.
+    Each process has an equal part of the list. One that has finished its part takes over tests at
+    the end of another part: a long one there would run when nothing is left to run beside it.
     """
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    long = [item for item in items if item.get_closest_marker("long")]
+    rest = [item for item in items if item not in long]
+    items.clear()
+    for parts in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 0, -1):
+        others = (len(long) + len(rest)) // parts - len(long[::parts])
+        items += long[::parts] + rest[:others]
+        del long[::parts], rest[:others]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -148,6 +148,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.long
 def test_jobs_run_on_the_kind_of_nodes_that_a_request_means(several: Site) -> None:
     several.hpctk("cluster", "init", "several", "--from-slurm")
     shown = several.hpctk("cluster", "show", "several")

@@ -104,6 +104,7 @@ with Executor("runs/x") as executor:
 """
 
 
+@pytest.mark.long
 def test_calls_of_a_killed_script_go_on_in_its_job_and_none_runs_twice(
     lab: LabUnderTest, cwd: Path
 ) -> None:
@@ -200,6 +201,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_worker_and_a_job_of_a_sweep_are_killed(lab: LabUnderTest, tmp_path: Path) -> None:
     pytest.importorskip("hydra", reason="needs hydra-core")
     (tmp_path / "train.py").write_text(SWEPT)
@@ -214,6 +216,7 @@ def test_a_worker_and_a_job_of_a_sweep_are_killed(lab: LabUnderTest, tmp_path: P
         found = [Run.open(one.parent) for one in tmp_path.glob("multirun/*/*/.hpctk/run.json")]
         return [run for run in found if len(run.results(partial=True)) >= least]
 
+    lab.configure(KillWait=2)  # its workers hold items when the job is cancelled
     submitted = swept("hydra.launcher.wait=false")
     out, _ = submitted.communicate()
     assert (submitted.returncode, "waits for the results" in out) == (0, True), out

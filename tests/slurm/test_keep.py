@@ -164,6 +164,7 @@ def one(index, n):
 """
 
 
+@pytest.mark.long
 def test_jobs_send_others_when_work_comes_and_successors_when_they_end(desk: Site) -> None:
     (desk.cwd / "pipeline.toml").write_text(PIPELINE)
     (desk.cwd / "parts.py").write_text(PARTS)
@@ -399,15 +400,20 @@ def test_a_limit_of_the_number_of_jobs_ends_nothing(limited: Site) -> None:
     assert limited.status()["complete"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_jobs_that_end_together_at_a_limit_send_a_successor(limited: Site) -> None:
-    run = limited.init(32, 5.0)
+    run = limited.init(24, 1.5)
     first = limited.call("submit", "--run", run, *A_MINUTE, "--keep", "4")
-    assert len(first.stdout.split()) == 2
+    jobs = first.stdout.split()
+    assert len(jobs) == 2
     assert "AssocMaxSubmitJobLimit" in first.stderr
     look_every_second(limited)
     shown = limited.call("status", run).stdout
     assert "up to 4 of work-queue; Slurm refused the last one: as many jobs" in shown
+
+    limited.wait_for_workers(2)
+    limited.lab.run("scancel", "--batch", "--signal=USR1", *jobs)
 
     wait_until(lambda: limited.status()["complete"], "the end of the run", limit_s=300)
     assert len(limited.known_jobs(run)) >= 3

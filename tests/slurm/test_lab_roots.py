@@ -67,6 +67,7 @@ def mounts_of(token: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_a_run_is_submitted_to_the_slurm_of_another_release_and_nothing_is_left(
     root: Path, lab_directory: Path, tmp_path: Path
 ) -> None:

@@ -422,6 +422,7 @@ def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
         assert slurm.job_states(["1"])["1"].state == "unknown"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_status_report_and_plan_say_what_a_finished_job_used(
     lab_directory: Path, tmp_path: Path

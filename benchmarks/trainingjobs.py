@@ -64,8 +64,8 @@ class Row:
     model: str
     name: str
     state: str
-    code: int
-    requeues: int
+    code: int | None
+    requeues: int | None
     steps: int
     twice: int
     """Steps made more than once."""
@@ -155,8 +155,7 @@ class Trainings:
     def preempt(self) -> None:
         """Take the node of the one that is preempted, once all of its ranks wait."""
         self._wait_for_ranks("preempted", 2)
-        urgent = ("--partition=urgent", "--nodelist=n7", "--exclusive", "--output=/dev/null")
-        self.site.lab.sbatch(*urgent, "--wrap=true")
+        self.site.lab.preempt("--nodes=1", "--nodelist=n7")
 
     def kill(self) -> Restart | None:
         """Kill a rank of the job "killed" in the middle; None if it made no step again."""

@@ -129,6 +129,11 @@ class LabUnderTest:
         """Submit; the job's id."""
         return self.run("sbatch", "--parsable", *argv, cwd=cwd, env=env).stdout.strip()
 
+    def preempt(self, *options: str) -> str:
+        """A short job that takes all nodes from others, or those that ``options`` name; its id."""
+        urgent = ("--partition=urgent", "--nodes=8", "--exclusive", "--mem=0", "--time=1")
+        return self.sbatch(*urgent, "--output=/dev/null", "--wrap=true", *options)
+
     def scontrol(self, *argv: str) -> str:
         return self.run("scontrol", *argv).stdout
 

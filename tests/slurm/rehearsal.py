@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.journal import decode_line
-from hpc_toolkit.slurm.records import JobRecord
 from tests.integration import realrun
 from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LOOK_S, LabUnderTest
@@ -173,29 +172,9 @@ class Rehearsal:
         """The id of the new job."""
         return self.call("sbatch", "--parsable", *argv).strip()
 
-    def preempt(self, *options: str) -> str:
-        """A short job of the partition that takes nodes from others; its id."""
-        return self.sbatch(
-            *("--partition=urgent", "--time=1", "--output=/dev/null", "--wrap=true", *options)
-        )
-
-    def state(self, job: str) -> str:
-        """Slurm's word; "" once it forgot the job."""
-        options = ("--noheader", "--states=all", "--format=%T")
-        return self.call("squeue", f"--jobs={job}", *options).rstrip()
-
-    def ended(self, job: str) -> bool:
-        state = self.state(job)
-        return not state or JobRecord(id=job, state=state).ended
-
     def node_state(self, node: str) -> str:
         """Slurm's word for a node, in lower case; a final * means that it does not respond."""
         return self.call("sinfo", "-hN", "-p", "main", "-n", node, "-o", "%T").strip()
-
-    def exit_code(self, job: str) -> str:
-        """``code:signal`` of a job that ended."""
-        shown = self.call("scontrol", "--oneliner", "show", "job", job)
-        return shown.partition(" ExitCode=")[2].split()[0]
 
     def log(self) -> str:
         """All that the jobs' scripts printed."""
@@ -216,25 +195,10 @@ class Rehearsal:
         """Until so many results are in the journals."""
         wait_until(lambda: self.done() >= number, f"{number} results", limit_s=limit_s)
 
-    def wait_for_claims(self, number: int, job: str) -> None:
-        """Until so many workers of a job have claimed."""
-
-        def seen() -> str:
-            return f"{number} workers that claim; job {job} {self.state(job)}; log:\n{self.log()}"
-
-        def claiming() -> bool:
-            assert not self.ended(job), seen()
-            return len({worker for _, worker in self.measure().claimed}) >= number
-
-        wait_until(claiming, seen)
-
     def wait_for_end(self, *jobs: str, limit_s: float = HANG_S) -> None:
         """Until these jobs ended for good."""
-
-        def over() -> bool:
-            return all(self.ended(job) for job in jobs)
-
-        wait_until(over, lambda: f"the end of {jobs}; log:\n{self.log()}", limit_s=limit_s)
+        for job in jobs:
+            self.lab.wait_for(job, timeout_s=limit_s)
 
     def rows(self) -> list[dict[str, Any]]:
         assert self.status()["complete"], self.log()

@@ -14,7 +14,6 @@ from typing import Any
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
-from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import PROGRAMS, read_spec
 from tests.integration.realrun import HANG_S
@@ -24,33 +23,6 @@ from tests.slurm.rehearsal import wait_until
 ODD = "o'd d"
 """A run whose name needs quotes."""
 SLEEP = "hpc_toolkit.science.workloads.synthetic:Sleep"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job, or an element of an array, as scontrol tells it."""
-
-    id: str
-    element: str
-    """Its index; "" of a job that is no element."""
-    state: str
-    code: int
-    restarts: int
-
-    @property
-    def end(self) -> tuple[str, int, int]:
-        return self.state, self.code, self.restarts
-
-
-def parse_job(line: str) -> Job:
-    found = dict(re.findall(r"(\w+)=(\S*)", line))
-    return Job(
-        id=found["JobId"],
-        element=found.get("ArrayTaskId", ""),
-        state=found["JobState"],
-        code=int(found["ExitCode"].partition(":")[0]),
-        restarts=int(found["Restarts"]),
-    )
 
 
 @dataclass
@@ -140,24 +112,15 @@ class Site:
         script = self.script(template, **fields)
         return self.lab.sbatch(*options, script, cwd=self.cwd, env=shell)
 
-    def jobs(self, job: str) -> list[Job]:
-        """The job, or the elements of the array."""
-        text = self.lab.run("scontrol", "show", "job", "-o", job).stdout
-        return [parse_job(line) for line in text.splitlines() if line]
-
     def hosts_of(self, job: str) -> list[str]:
         """The nodes of a running job, in Slurm's order."""
         nodes = self.lab.run("squeue", "--noheader", "--format=%N", "--jobs", job).stdout.strip()
         return self.lab.run("scontrol", "show", "hostnames", nodes).stdout.split()
 
-    def end_of(self, job: str, *, limit_s: float = HANG_S) -> tuple[str, int, int]:
+    def end_of(self, job: str, *, limit_s: float = HANG_S) -> tuple[str, int | None, int | None]:
         """State, exit code and restarts of a job that has ended."""
-
-        def ended() -> bool:
-            return JobRecord(id=job, state=self.jobs(job)[0].state).ended
-
-        wait_until(ended, lambda: f"the end of job {job}:\n{self.said(job)}", limit_s=limit_s)
-        return self.jobs(job)[0].end
+        record = self.lab.wait_for(job, timeout_s=limit_s)
+        return record.state, record.exit_code, record.restarts
 
     def said(self, job: str) -> str:
         """What a job, or all elements of an array, have written so far."""

@@ -46,16 +46,6 @@ def hpctk(lab: LabUnderTest, command: str, *words: str | Path) -> subprocess.Com
     return lab.run(*argv, *words, check=False)
 
 
-def test_gpus_per_task_give_each_task_its_own(lab: LabUnderTest, tmp_path: Path) -> None:
-    job = script(tmp_path, SHOW_GPUS, "--nodes=2", "--ntasks=8", "--gpus-per-task=1")
-
-    lines = [line.split() for line in printed(lab, job)]
-
-    assert len(lines) == 8
-    own = {(node, gpu) for _, node, gpu in lines}
-    assert own == {(node, gpu) for node in ("n1", "n2") for gpu in "0123"}
-
-
 def test_jobs_of_one_node_share_its_gpus_out(lab: LabUnderTest, tmp_path: Path) -> None:
     job = script(tmp_path, f"{SHOW_GPUS}; sleep 1.5", "--nodelist=n1", "--gpus=l40s:2", "--mem=1G")
     first, second = (lab.sbatch(job, cwd=tmp_path) for _ in range(2))
@@ -112,7 +102,7 @@ def test_an_urgent_job_preempts_and_the_other_starts_again_in_seconds(
     first = lab.sbatch(patient, cwd=tmp_path)
     lab.wait_for(first, "RUNNING")
 
-    urgent = lab.sbatch("-p", "urgent", "--nodes=8", "-o", "/dev/null", "--wrap=true", cwd=tmp_path)
+    urgent = lab.preempt()
 
     assert lab.wait_for(urgent).state == "COMPLETED"
     began = time.monotonic()

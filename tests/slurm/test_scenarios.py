@@ -18,11 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit import Run
 from hpc_toolkit.lab.state import members
-from tests.integration.realrun import workers_of
-from tests.integration.test_study import LINE, TUNE, checked, lines
-from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import (
     FULL,
     MEASURED,
@@ -49,8 +45,12 @@ def start(rehearsal: Rehearsal, size: Size, **options: str) -> str:
     rehearsal.init(size)
     script = rehearsal.render(nodes=8, gpus_per_node=size.gpus_per_node, **options)
     job = rehearsal.sbatch(script, rehearsal.run)
-    wait_until(lambda: len(rehearsal.measure().claimed) >= size.ranks, f"{size.ranks} claims")
+    wait_for_claims(rehearsal, size)
     return job
+
+
+def wait_for_claims(rehearsal: Rehearsal, size: Size) -> None:
+    wait_until(lambda: len(rehearsal.measure().claimed) >= size.ranks, rehearsal.log)
 
 
 def wait_for_workers(rehearsal: Rehearsal, number: int) -> None:
@@ -90,12 +90,13 @@ def test_32_ranks_on_8_nodes_are_kept_busy_each_with_its_gpu(
     ranks = list(range(size.ranks))
     assert places == {(f"n{r // 4 + 1}", f"n{r // 4 + 1}", r, str(r % 4)) for r in ranks}
     assert sorted(presence["rank"] for presence in found.workers.values()) == ranks
-    assert rehearsal.exit_code(job) == "0:0"
+    assert rehearsal.lab.records(job)[0].exit_code == 0
     assert not found.deaths
     # A start of 32 interpreters on 2 cores weighs more in a short run.
     assert efficiency >= (0.90 if size is FULL else 0.6)
 
 
+@pytest.mark.long
 @sized
 def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size) -> None:
     job = start(rehearsal, size)
@@ -104,7 +105,7 @@ def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size)
         rehearsal.wait_for_done(int(part * size.items))
         before = set(rehearsal.measure().workers)
         preempted = time.time()
-        rehearsal.preempt("--nodes=8", "--exclusive", "--mem=0")
+        rehearsal.lab.preempt()
         wait_for_workers(rehearsal, len(before) + size.ranks)
         gaps.append((preempted, before))
     rehearsal.wait_for_end(job, limit_s=size.limit_s)
@@ -121,6 +122,7 @@ def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size)
     assert {p["state"] for p in found.workers.values()} == {"finished"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "pause_s"),
     [
@@ -139,7 +141,7 @@ def test_lost_node_is_seen_by_slurm_and_the_other_ranks_never_stop(
     rehearsal.lab.lab.crash("n3")
     # Then the job is completing for a minute more: its step waits for the one of the lost node.
     wait_until(
-        lambda: rehearsal.state(job) != "RUNNING", "the end of the script", limit_s=size.limit_s
+        lambda: rehearsal.lab.state(job) != "RUNNING", "the end of the script", limit_s=size.limit_s
     )
 
     found = check_whole(rehearsal, size)
@@ -157,7 +159,7 @@ def test_lost_node_is_seen_by_slurm_and_the_other_ranks_never_stop(
     assert {line["worker"] for line in found.deaths} == lost
     assert len(found.workers) == size.ranks, "the job went on without a restart"
     assert pauses < pause_s
-    assert rehearsal.exit_code(job) == "0:0"
+    assert rehearsal.lab.records(job)[0].exit_code == 0
 
 
 def longest_pauses(found: Measured, workers: set[str]) -> float:
@@ -171,19 +173,13 @@ def longest_pauses(found: Measured, workers: set[str]) -> float:
 
 
 @pytest.mark.soak  # test_lab.py loses a slurmd under work as well
-@pytest.mark.parametrize(
-    ("size", "silence_s"),
-    [
-        # A node is down when it was silent for so long and two questions went unanswered, which
-        # takes 25 s at least. On a busy machine a healthy slurmd may be silent for 5 s.
-        pytest.param(Size(48, 1.5), 15, id="small"),
-        pytest.param(replace(FULL, seconds=0.5), 30, id="full", marks=pytest.mark.soak),
-    ],
-)
 def test_lost_slurmd_takes_its_node_down_and_leaves_its_ranks_at_work(
-    lab: LabUnderTest, rehearsal: Rehearsal, size: Size, silence_s: int
+    rehearsal: Rehearsal,
 ) -> None:
-    lab.configure(SlurmdTimeout=silence_s)
+    size = Size(48, 1.5)
+    # A node is down when it was silent for so long and two questions went unanswered, which takes
+    # 25 s at least. On a busy machine a healthy slurmd may be silent for 5 s.
+    rehearsal.lab.configure(SlurmdTimeout=15)
     job = start(rehearsal, size)
     killed_at = time.time()
     rehearsal.lab.lab.crash("n3", daemon_only=True)
@@ -211,7 +207,7 @@ def test_lost_slurmd_takes_its_node_down_and_leaves_its_ranks_at_work(
     assert set(after) == its_ranks
     assert not found.deaths
     assert len(found.workers) == size.ranks
-    assert rehearsal.exit_code(job) == "0:0"
+    assert rehearsal.lab.records(job)[0].exit_code == 0
 
 
 def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: Rehearsal) -> None:
@@ -225,7 +221,7 @@ def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: 
         *(*ranks, "--mem=1G", "--time=30", "--output=job.out"),
         f"--wrap=srun --kill-on-bad-exit=0 --wait=0 {work}",
     )
-    rehearsal.wait_for_claims(size.ranks, job)
+    wait_for_claims(rehearsal, size)
     frozen = [
         one.pid
         for one in members(rehearsal.lab.lab.paths.token, "n3")
@@ -252,6 +248,7 @@ def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: 
     assert len(rows) == size.items
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "minutes", "jobs"),
     [
@@ -277,7 +274,7 @@ def test_time_limit_is_met_by_draining_and_requeueing(
     report("time limit", size, found, jobs=len(starts), back_after_s=gaps)
     assert len(starts) >= jobs
     assert not found.deaths, "every rank left before Slurm ended it"
-    assert rehearsal.exit_code(job) == "0:0"
+    assert rehearsal.lab.records(job)[0].exit_code == 0
     assert "DUE TO TIME LIMIT" not in rehearsal.log()
     assert rehearsal.log().count("requeueing") == len(starts) - 1
 
@@ -295,33 +292,3 @@ def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
     report("two jobs", size, found, items_of_each=shares)
     assert min(shares) > size.items / 4
     assert not found.deaths
-
-
-@pytest.mark.timeout(1800)
-@pytest.mark.soak  # integration/test_study.py kills workers
-def test_a_study_on_slurm_has_each_trial_once_after_kills_and_preemption(
-    rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its workers are ranks of a job that is preempted and loses some."""
-    monkeypatch.chdir(rehearsal.cwd)
-    slower = ("kill(trial)\n        if", "kill(trial); time.sleep(0.2)\n        if")
-    Path("tune.py").write_text(TUNE.replace(*slower))
-    run = rehearsal.run
-    words = {"runs/tune": run, "40": 200}
-    rehearsal.hpctk(*(words.get(word, word) for word in LINE), "--workers", 0)
-    script = rehearsal.render(nodes=8, ntasks_per_node=1, cpus_per_task=1)
-
-    job = rehearsal.sbatch(script, run)
-    for number in (20, 120):
-        rehearsal.wait_for_done(number)
-        rehearsal.preempt("--nodes=8", "--exclusive", "--mem=0")
-        wait_until(lambda: rehearsal.state(job) != "RUNNING", "preemption")
-    rehearsal.wait_for_end(job)
-
-    assert rehearsal.exit_code(job) == "0:0", rehearsal.log()
-    found, _ = checked(str(run), 200)
-    assert [n for n, one in enumerate(found) if one.state.name == "FAIL"] == [13, 19]
-    assert len(workers_of(Run.open(run))) >= 3 * 8  # the job began three times
-    again = sum(len(calls) > 1 for calls in lines("calls.jsonl").values())
-    assert again >= 4
-    MEASURED.append(f"study: 200 trials on 8 ranks, {again} repeated with their parameters")

@@ -66,7 +66,7 @@ def test_a_pipeline_is_run_once_through_a_requeue_and_a_lost_node(
     if lost:
         rehearsal.wait_for_done(total // 2)
         rehearsal.lab.lab.crash(lost)
-        wait_until(lambda: rehearsal.state(job) != "RUNNING", "the end of the script")
+        wait_until(lambda: rehearsal.lab.state(job) != "RUNNING", "the end of the script")
     else:
         rehearsal.wait_for_end(job)
 

@@ -50,7 +50,7 @@ def test_a_cancelled_job_stays_cancelled(site: Site) -> None:
     assert ended == ("CANCELLED", 75, 0)
     assert "requeueing" not in site.said(job)
     wait_until((site.cwd / "torn-down").exists, "the teardown")
-    assert site.jobs(job)[0].state == "CANCELLED"
+    assert site.lab.state(job) == "CANCELLED"
 
 
 def start_with_checks_held(site: Site, **fields: Any) -> tuple[str, str]:
@@ -180,14 +180,16 @@ def test_elements_of_an_array_join_one_run_and_start_again_alone(site: Site) -> 
     job = site.submit("array", array="0-3", nodes=1, ntasks_per_node=1, output="%A_%a.out")
     site.wait_for_workers(4)
     # The last element has the number of the whole array.
-    last = next(one for one in site.jobs(job) if one.id == job)
+    last = next(one for one in site.lab.records(job) if one.raw == job)
 
     site.warn(f"{job}_3")
-    wait_until(lambda: {one.state for one in site.jobs(job)} == {"COMPLETED"}, "all elements")
+    wait_until(
+        lambda: {one.state for one in site.lab.records(job)} == {"COMPLETED"}, "all elements"
+    )
 
-    assert last.element == "3"
-    restarts = {one.element: one.restarts for one in site.jobs(job)}
-    assert restarts == {"0": 0, "1": 0, "2": 0, "3": 1}
+    assert last.id == f"{job}_3"
+    restarts = {one.id: one.restarts for one in site.lab.records(job)}
+    assert restarts == {f"{job}_{index}": int(index == 3) for index in range(4)}
     assert {path.name for path in site.cwd.glob("*.out")} == {f"{job}_{i}.out" for i in range(4)}
     assert site.finished()["done"] == 60
 
@@ -241,17 +243,12 @@ def grace(site: Site, seconds: int) -> Iterator[None]:
         site.lab.scontrol("update", "PartitionName=main", "GraceTime=0")
 
 
-def preempt(site: Site) -> None:
-    """Take all nodes away from the jobs that run."""
-    urgent = ("--partition=urgent", "--nodes=8", "--exclusive", "--wrap=true")
-    site.lab.sbatch(*urgent, "--output=/dev/null")
-
-
 def preempted(site: Site, job: str) -> bool:
     show = ("squeue", "--noheader", "--Format=PreemptTime", "--jobs", job)
     return site.lab.run(*show).stdout[:1].isdigit()
 
 
+@pytest.mark.long
 @pytest.mark.newslurm
 def test_jobs_that_are_preempted_with_grace_start_again_once(site: Site) -> None:
     site.init(12, 4.0)
@@ -279,7 +276,7 @@ def test_jobs_that_are_preempted_with_grace_start_again_once(site: Site) -> None
         for name, ranks in {"command": 2, "ending": 1, "train-cpu": 1}.items():
             site.wait_for_text(jobs[name], ": begin", times=ranks)
         wait_until(lambda: len(site.hosts()) == 4, "the workers")
-        preempt(site)
+        site.lab.preempt()
         wait_until(lambda: preempted(site, jobs["ending"]), "the preemption")
         (site.cwd / "go").touch()
         ended = {name: site.end_of(job) for name, job in jobs.items()}
@@ -296,6 +293,7 @@ def test_jobs_that_are_preempted_with_grace_start_again_once(site: Site) -> None
     assert (said["ending"].count(": begin"), said["ending"].count(": end")) == (1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.newslurm
 def test_a_program_that_outlives_its_grace_starts_again_once(site: Site) -> None:
     program = (
@@ -306,7 +304,7 @@ def test_a_program_that_outlives_its_grace_starts_again_once(site: Site) -> None
         job = site.submit("command", command=("bash", "-c", program), nodes=1, ntasks_per_node=1,
                           exclusive=True)  # fmt: skip
         site.wait_for_text(job, "0: begin")
-        preempt(site)
+        site.lab.preempt()
         ended = site.end_of(job, limit_s=100)
 
     assert ended[1:] == (0, 1), site.said(job)

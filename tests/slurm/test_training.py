@@ -54,7 +54,7 @@ class Trained:
     """What came of all the jobs."""
 
     site: Site
-    ends: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    ends: dict[str, tuple[str, int | None, int | None]] = field(default_factory=dict)
     """State, exit code and restarts, by the job's name."""
     said: dict[str, str] = field(default_factory=dict)
     held: dict[str, list[list[str]]] = field(default_factory=dict)
@@ -107,8 +107,7 @@ def trained(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Trai
     os.kill(int(found.held["nodes"][1][0]), signal.SIGKILL)
     for name in ("tasks", "warned"):
         site.warn(jobs[name])
-    urgent = ("--partition=urgent", "--nodelist=n4", "--exclusive", "--output=/dev/null")
-    lab.wait_for(lab.sbatch(*urgent, "--wrap=true"))
+    lab.wait_for(lab.preempt("--nodes=1", "--nodelist=n4"))
     for name, job in jobs.items():
         found.ends[name] = site.end_of(job)
         found.said[name] = site.said(job)

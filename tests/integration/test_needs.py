@@ -349,25 +349,6 @@ def test_items_that_ran_out_of_gpu_memory_wait_for_a_larger_gpu(
     assert most in hpctk("status", "run").out
 
 
-@pytest.mark.parametrize(
-    ("command", "oom"),
-    [
-        ("echo 'slurmstepd: error: Detected 1 oom_kill event in StepId=1.0' >&2; exit 1", True),
-        (f"{sys.executable} -c 'raise MemoryError' && true", True),
-        ("echo out of memory >&2; echo wrong option >&2; exit 2", False),
-        ("kill -9 $$", False),
-    ],
-)
-def test_a_command_may_say_that_it_ran_out_of_memory(hpctk: Hpctk, command: str, oom: bool) -> None:
-    run = Run.create("run", [{"i": 1}], command=f"{command}; true {{i}}", max_attempts=1)
-    if command.endswith("true"):
-        run = Run.create("run2", [{"i": 1}], command=command, max_attempts=1)
-    hpctk("work", str(run.root))
-
-    (failed,) = journal_lines(run, "failed")
-    assert failed["oom"] is oom
-
-
 GROUPS = Path("/sys/fs/cgroup/memory")
 
 

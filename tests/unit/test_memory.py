@@ -171,7 +171,9 @@ TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
         (f"2: {TORCH}\nsrun: error: n1: task 2: Exited with exit code 1\n", "gpu_oom", TORCH),
         (f"{TORCH}\n{'line of a launcher ' * 300}\nChildFailedError:\n=====\n", "gpu_oom", TORCH),
         ("numpy.core.MemoryError: 8 GiB\nsrun: error\n", "oom", "numpy.core.MemoryError: 8 GiB"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0\n", "oom", "oom_kill event"),
         ("MemoryErrors: 0\nfailed\n", "", "ends with: failed"),
+        ("out of memory\nwrong option\n", "", "wrong option"),
         ("warning: torch.OutOfMemoryError was handled\nfailed\n", "", "ends with: failed"),
     ],
 )
@@ -185,6 +187,13 @@ def test_the_memory_that_a_command_lacked_is_recognised_by_its_stderr(
 
     assert out_of(caught.value) == memory
     assert shown in str(caught.value).partition("\n")[0]
+
+
+def test_a_command_that_somebody_killed_did_not_run_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        list(CommandWorkload("kill -9 $$").run(None, iter([{}])))
+
+    assert out_of(caught.value) == ""
 
 
 def test_an_error_whose_attributes_fail_is_only_an_error() -> None:

@@ -2,7 +2,7 @@
 
 All jobs run once, side by side, and every test looks at what came of them. Their ranks take minutes
 of two cores, so they are for 'make soak'. In 'make test', test_launch.py kills a rank,
-test_train_example.py a training, and test_templates.py warns a job.
+test_train_examples.py a training, and test_templates.py warns a job.
 """
 
 from __future__ import annotations

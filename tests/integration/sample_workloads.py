@@ -82,7 +82,7 @@ def fail_on_host(item: Item) -> Item:
     """Fail on the hosts that the item names; elsewhere take ``seconds``."""
     host = os.environ["HPCTK_HOST"]
     note(item, "start", item["id"], host)
-    if host in item["sick"] or item.get("bad"):
+    if host in item["sick"]:
         message = f"item {item['id']} failed on {host}"
         raise RuntimeError(message)
     while "gate" in item and not Path(item["gate"]).exists():
@@ -221,9 +221,8 @@ class Refusing:
 
 class Prefetching:
     """Notes what it prefetches and loads. Where it ``waits``, each of ``groups`` groups but the
-    last gives its first result when a prefetch has begun. A prefetch ends as ``how`` says; "last":
-    not before the last group runs, which waits for that; "kill": with its process, before any
-    result of the items beside it."""
+    last gives its first result when a prefetch has begun. A prefetch ends as ``how`` says; "kill":
+    with its process, before any result of the items beside it."""
 
     def __init__(self, *, trace: str, groups: int, how: str = "", waits: bool = True) -> None:
         self._item = {"trace": trace}
@@ -231,15 +230,12 @@ class Prefetching:
         self._how = how
         self._waits = waits
         self._begun = threading.Semaphore(0)
-        self._last = threading.Event()
 
     def prefetch(self, group: Any) -> None:
         note(self._item, "prefetch", group)
         self._begun.release()
         if self._how == "hang":
             threading.Event().wait()
-        elif self._how == "last":
-            self._last.wait()
         elif self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self._how == "fail":
@@ -255,9 +251,8 @@ class Prefetching:
         if self._waits and self._left > 0 and len(context) == 1:
             assert self._begun.acquire(timeout=400), "nothing was prefetched"
             context.append("waited")
-            self._waits = self._how not in ("hang", "last")  # nothing more will be begun
-        if (self._left == 0 and self._how == "last") or self._how == "kill":
-            self._last.set()
+            self._waits = self._how != "hang"  # nothing more will be begun
+        if self._how == "kill":
             for thread in threading.enumerate():
                 if thread.name == "prefetch":
                     thread.join()

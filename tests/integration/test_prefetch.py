@@ -32,33 +32,16 @@ def make(hpctk: Hpctk, groups: int = 4, gate: Path | None = None, **options: Any
     )
 
 
-def loads(hpctk: Hpctk) -> list[str]:
-    """The groups in the order in which they were loaded."""
-    return [group for _, group in hpctk.noted("load")]
-
-
-def in_order(hpctk: Hpctk) -> None:
-    """Every group but the first was prefetched, once, before it was loaded, and none before the
-    first was."""
-    noted = hpctk.noted()
-    assert noted[0] == ["load", loads(hpctk)[0]]
-    assert [group for _, group in hpctk.noted("prefetch")] == loads(hpctk)[1:]
-    for group in loads(hpctk)[1:]:
-        assert noted.index(["prefetch", group]) < noted.index(["load", group])
-
-
-def draining(worker: Path) -> bool:
-    """Whether a worker says that it leaves; it may be saying something just now."""
-    found = read_presence(worker)
-    return found is not None and found.state == DRAINING
-
-
 def test_each_group_but_the_first_is_prefetched_once_before_it_is_loaded(hpctk: Hpctk) -> None:
     run = worked(hpctk, groups=6)
 
     assert {row["state"] for row in run.results()} == {"done"}
-    assert sorted(loads(hpctk)) == [f"g{number}" for number in range(6)]
-    in_order(hpctk)
+    noted, loads = hpctk.noted(), [group for _, group in hpctk.noted("load")]
+    assert sorted(loads) == [f"g{number}" for number in range(6)]
+    assert noted[0] == ["load", loads[0]]
+    assert [group for _, group in hpctk.noted("prefetch")] == loads[1:]
+    for group in loads[1:]:
+        assert noted.index(["prefetch", group]) < noted.index(["load", group])
 
 
 def test_no_two_workers_prefetch_the_same_group(hpctk: Hpctk) -> None:
@@ -114,10 +97,11 @@ def test_a_worker_that_is_asked_to_leave_does_not_wait_for_a_prefetch(
         lambda: hpctk.noted("prefetch") and hpctk.noted("held"), "the prefetch, beside an item"
     )
 
-    (worker,) = run.paths.workers.glob("*.json")
-
     work.send(signal.SIGTERM)
-    wait_until(lambda: draining(worker), "the worker's answer")
+    (worker,) = run.paths.workers.glob("*.json")
+    wait_until(
+        lambda: (said := read_presence(worker)) and said.state == DRAINING, "the worker's answer"
+    )
     gate.touch()
 
     assert work.ended().code == 75

@@ -77,7 +77,10 @@ class Place:
         self, every: int, *, ways: tuple[str, ...] = WAYS, name: str = ""
     ) -> Iterator[tuple[Struck, str, str]]:
         """Like :meth:`sweep`, whatever the end of the command."""
-        changes = self.without_a_cut().count
+        whole = self.without_a_cut()
+        assert (whole.code, whole.fired) == (0, ""), whole
+        assert whole.count > 1
+        changes = whole.count
         points = [(at, way) for at in range(1, changes + 1) for way in ways]
         fired = 0
         for at, way in points[::every]:
@@ -342,14 +345,6 @@ def test_r14_a_coordinator_that_is_cut_goes_on_with_the_same_sequence(
         assert again.err == "", where
         assert (asked(place.run), table_of(place.run)) == (sequence, rows), where
         assert Run.open(place.run).status().complete, where
-
-
-@pytest.mark.parametrize("command", CHECKS)
-def test_no_cut_is_made_where_none_is_asked_for(fast_dir: Path, command: str) -> None:
-    ended = place_of(command, fast_dir).without_a_cut()
-
-    assert (ended.code, ended.fired) == (0, "")
-    assert ended.count > 2
 
 
 @pytest.mark.parametrize(

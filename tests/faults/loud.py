@@ -43,12 +43,6 @@ def held(item: dict[str, Any]) -> Held:
     return hold(item)[0]
 
 
-def score(item: dict[str, Any]) -> dict[str, Any]:
-    """The later the step the better."""
-    step = int(item["checkpoint"].rpartition("step")[2])
-    return {"score": 0.1 * step + 0.01 * item["layer"]}
-
-
 class Loaded:
     """A model whose loads are counted in a file beside the run; its 31st item waits for a gate."""
 

@@ -15,7 +15,7 @@ import pytest
 from tests.faults import tally
 from tests.faults.campaignrun import CAMPAIGN, asked, make_campaign, play, table_of
 from tests.faults.cut import ENTRIES, Commands, Going, copy_of
-from tests.model.choices import Choices, every
+from tests.model.values import Choices, every
 
 BEFORE_ASKS = 3
 """Entries of the stage before: its items, its seal and its table."""

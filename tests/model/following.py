@@ -22,9 +22,8 @@ from hpc_toolkit.queue.wants import Arrows
 from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.rundir.journal import decode_line, encode_line
 from hpc_toolkit.rundir.layout import Manifest, StageSpec
-from tests.model.choices import Choices, every
 from tests.model.memorydisk import ROOT, Content, Disk, mounted, run_paths
-from tests.model.values import put, replies, spend
+from tests.model.values import Choices, every, put, replies, spend
 from tests.oracle import Told, expect
 from tests.toyrun import plain_items, spec_of, units_of
 

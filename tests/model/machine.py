@@ -22,8 +22,9 @@ from hpc_toolkit.queue.control import (
     give_notice,
 )
 from hpc_toolkit.queue.items import add_items, encode_segment
+from hpc_toolkit.queue.leases import Liveness, Verdict
 from hpc_toolkit.queue.log import StageLog
-from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence, read_presence
 from hpc_toolkit.queue.units import claim_name
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import retry_failed
@@ -31,7 +32,6 @@ from hpc_toolkit.results.gather import NotCompleteError, gather
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
 from hpc_toolkit.worker.unitlines import Outcome
 from tests.manualclock import ManualClock
-from tests.model.choices import Choices, every
 from tests.model.hands import KINDS, Hands
 from tests.model.memorydisk import ROOT, Content, Disk, mounted, run_paths
 from tests.model.values import (
@@ -39,18 +39,19 @@ from tests.model.values import (
     STAGE,
     TORN,
     Actor,
+    Choices,
     Claim,
     Config,
     Sees,
     State,
     Take,
     claims_in,
+    every,
     payloads_in,
     put,
     replies,
     spend,
 )
-from tests.model.verdicts import HEARTBEAT, Verdicts
 from tests.toyrun import plain_items, spec_of, units_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 
 HEAD = f"{STAGE}/head"
+HEARTBEAT = 1
+"""Of everybody, always: that an owner was silent for the lease is a choice."""
 
 
 def _head(length: int, told: int) -> bytes:
@@ -70,6 +73,44 @@ def _told(head: Content) -> int:
     assert isinstance(head, bytes)
     entries, told = divmod(len(head), 2)
     return entries if told else 0
+
+
+class Verdicts(Liveness):
+    """The real verdicts, at a time that is chosen when they are asked for."""
+
+    def __init__(self, model: Model, state: State, choices: Choices, me: int) -> None:
+        place = model.place(me)
+        super().__init__(
+            model.paths,
+            ManualClock(),
+            host=f"host-of-{place}",
+            boot=f"boot-{place}",
+            lease_s=180.0,
+        )
+        self._model, self._state, self._choices, self._me = model, state, choices, me
+        self.wrong = 0
+        self._silent: dict[str, bool] = {}
+
+    def verdict(self, worker: str) -> Verdict:
+        number = self._model.number(worker)
+        lives = number is not None and self._state.actors[number].phase not in ("dead", "gone")
+        may_err = self._state.left[EVILS.index("false")] > self.wrong
+        by = self._model.config.deaths_by
+        if worker not in self._silent:
+            may_be_silent = (not lives and by == "lease") or (lives and may_err)
+            silent = may_be_silent and self._choices.of(2) == 1
+            self._silent[worker] = silent
+            self.wrong += lives and silent
+        since = -1e9 if self._silent[worker] else self.clock.monotonic()
+        seen = self._seen[worker]
+        seen.presence, seen.since = read_presence(self.paths.worker(worker)), since
+        verdict = super().verdict(worker)
+        wrong = lives and not verdict.alive and not self._silent[worker]
+        assert not wrong, "I4: a worker that was heard within the lease is held for dead"
+        if not verdict.alive and not verdict.finished and not lives:
+            assert verdict.evidence == by, f"R6: a death is seen by {verdict.evidence}, not by {by}"
+            assert by != "slurm" or verdict.explained, "R15: what Slurm explains is unexplained"
+        return verdict
 
 
 class Model:

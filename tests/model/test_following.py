@@ -6,8 +6,7 @@ from hpc_toolkit.queue.following import Following
 from hpc_toolkit.queue.graph import FollowingItems
 from tests.model.following import PAIR, FollowingChecker, FollowingModel, World
 from tests.model.memorydisk import memory_instead_of_files
-from tests.model.mutation import Mistake, made, mistakes, worlds
-from tests.model.search import Found, explore
+from tests.model.search import Found, Mistake, explore, made, mistakes, worlds
 from tests.toyrun import spec_of
 
 THREE = (*PAIR, spec_of("summary", after=("evaluate",), by=(), max_attempts=1))

@@ -19,8 +19,7 @@ from hpc_toolkit.queue.view import StageView
 from hpc_toolkit.results import gather
 from hpc_toolkit.rundir import files
 from hpc_toolkit.worker import unitlines
-from tests.model.mutation import Mistake, made, mistakes, worlds
-from tests.model.search import search
+from tests.model.search import Mistake, made, mistakes, search, worlds
 from tests.model.values import Config
 
 JOURNALS = frozenset({"journals"})

@@ -1,9 +1,9 @@
-"""The values of the model: what a state is, and what may happen in a configuration."""
+"""The values of the model: what a state is, what may happen in a configuration, and choices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hpc_toolkit.queue.units import parse_claim
 from tests.model.memorydisk import ROOT, Content
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hpc_toolkit.queue.leases import Verdict
-    from tests.model.choices import Choices
 
+T = TypeVar("T")
 Claim = tuple[str, int, str]
 """(unit, generation, owner)."""
 TORN = b'{"type":"done","unit":"items/000001-0","gen'
@@ -120,6 +120,49 @@ def put(values: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
 def spend(left: tuple[int, ...], at: int, number: int = 1) -> tuple[int, ...]:
     """What is left of the evils; less than 0 if there was not so much of this one."""
     return put(left, at, left[at] - number)
+
+
+class Choices:
+    """One run's choices; also a random generator for code that asks one."""
+
+    def __init__(self, plan: list[int]) -> None:
+        self._plan = plan
+        self.made: list[tuple[int, int]] = []
+        """(choice, how many there were)."""
+
+    def of(self, count: int) -> int:
+        """A number below ``count``."""
+        if count == 1:
+            return 0
+        at = len(self.made)
+        choice = self._plan[at] if at < len(self._plan) else 0
+        self.made.append((choice, count))
+        return choice
+
+    randrange = of
+
+    def choice(self, options: list[T]) -> T:
+        return options[self.of(len(options))]
+
+    def shuffle(self, options: list[Any]) -> None:
+        for at in range(len(options) - 1):
+            other = at + self.of(len(options) - at)
+            options[at], options[other] = options[other], options[at]
+
+
+def every(run: Callable[[Choices], T]) -> Iterator[T]:
+    """The results of ``run`` for all choices."""
+    plan: list[int] = []
+    while True:
+        choices = Choices(plan)
+        yield run(choices)
+        made = choices.made
+        while made and made[-1][0] + 1 == made[-1][1]:
+            made.pop()
+        if not made:
+            return
+        plan = [choice for choice, _ in made]
+        plan[-1] += 1
 
 
 def replies(choices: Choices, left: int, lost: list[str]) -> Callable[[str], str]:

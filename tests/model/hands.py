@@ -35,57 +35,70 @@ class _ScriptIsOver(BaseException):
     """The pass goes on, but not now."""
 
 
-class _Executor:
-    """Says what the script says, whenever its worker looks up."""
+class PlayedExecutor:
+    """The pipes of an executor, as its worker has them; what it does is up to a test."""
 
-    def __init__(self, hands: Hands) -> None:
-        self._hands = hands
+    starting = False
+
+    def __init__(self) -> None:
         self.results, self._write = os.pipe()
         os.set_blocking(self.results, False)
         self.ended, self._life = os.pipe()
-        self._report: Report | None = None
-        self._left = 0
-        hands.executor = self
-
-    starting = False
+        self.report: Report | None = None
 
     def has_ended(self) -> bool:
         return True
 
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
         assert len(lines) == len(request["positions"])
-        self._hands.positions = list(request["positions"])
-        self._left = len(lines)
-        self._report = Report(request, self._send)
+        self.report = Report(request, self.send)
 
-    def _send(self, kind: bytes, text: bytes = b"") -> None:
+    def send(self, kind: bytes, text: bytes = b"") -> None:
         os.write(self._write, kind + text + b"\n")
 
+    def die(self) -> None:
+        os.close(self._life)
+        self._life = -1
+
+    def close(self) -> None:
+        for fd in (self.results, self._write, self.ended, self._life):
+            if fd >= 0:
+                os.close(fd)
+
+
+class _Executor(PlayedExecutor):
+    """Says what the script says, whenever its worker looks up."""
+
+    def __init__(self, hands: Hands) -> None:
+        super().__init__()
+        self._hands = hands
+        self._left = 0
+        hands.executor = self
+
+    def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
+        super().start(request, lines)
+        self._hands.positions = list(request["positions"])
+        self._left = len(lines)
+
     def act(self, what: str) -> None:
-        assert self._report is not None
+        assert self.report is not None
         if what == "die":
-            os.close(self._life)
-            self._life = -1
+            self.die()
         elif what == "end":
-            self._send(END, b"stopped" if self._left else b"")
+            self.send(END, b"stopped" if self._left else b"")
         elif what in KINDS:
             self._left -= 1
             if what == "done":
-                self._report.result({"by": self._hands.worker, "g": self._hands.generation})
+                self.report.result({"by": self._hands.worker, "g": self._hands.generation})
             else:
                 errors = {"permanent": PermanentError("no"), "short": MemoryError("no")}
-                self._report.failure(errors.get(what, ValueError("no")))
+                self.report.failure(errors.get(what, ValueError("no")))
 
     def stop(self) -> None:
         pass
 
     def end(self) -> str:
         return "killed by SIGKILL"
-
-    def close(self) -> None:
-        for fd in (self.results, self._write, self.ended, self._life):
-            if fd >= 0:
-                os.close(fd)
 
 
 class Hands:

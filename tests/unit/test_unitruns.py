@@ -21,18 +21,13 @@ from hpc_toolkit.queue.units import Claims
 from hpc_toolkit.rundir.journal import read_lines
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import unitlines, unitruns
-from hpc_toolkit.worker.attempts import (
-    CONSECUTIVE_FAILURES,
-    DONE,
-    END,
-    UNWRITABLE,
-    Report,
-)
+from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES, DONE, END, UNWRITABLE
 from hpc_toolkit.worker.hosthealth import FailureCount
 from hpc_toolkit.worker.membership import Drain
 from hpc_toolkit.worker.unitlines import Outcome
 from hpc_toolkit.worker.unitruns import UnitRunner
 from tests.manualclock import ManualClock
+from tests.model.hands import PlayedExecutor
 from tests.replacedcalls import CountedCalls
 from tests.toyrun import ToyRun, ToyWorker
 
@@ -46,39 +41,27 @@ Act = str | Callable[[], None]
 Make = Callable[..., "Stage"]
 
 
-class FakeExecutor:
+class FakeExecutor(PlayedExecutor):
     """Answers with the next act of the script whenever its worker looks up."""
 
     def __init__(self, stage: Stage) -> None:
+        super().__init__()
         self._stage = stage
-        self.results, self._write = os.pipe()
-        os.set_blocking(self.results, False)
-        self.ended, self._life = os.pipe()
-        self._report: Report | None = None
-
-    starting = False
-
-    def has_ended(self) -> bool:
-        return True
 
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
+        super().start(request, lines)
         self._stage.requests.append(request)
-        self._stage.lines.append(lines)
-        self._report = Report(request, self.send)
-
-    def send(self, kind: bytes, text: bytes = b"") -> None:
-        os.write(self._write, kind + text + b"\n")
 
     def act(self, what: str) -> None:
-        assert self._report is not None
+        assert self.report is not None
         match what:
             case "done" | "object":
-                plain = {"n": self._report.index}
-                self._report.result(plain if what == "done" else ValueError("an object"))
+                plain = {"n": self.report.index}
+                self.report.result(plain if what == "done" else ValueError("an object"))
             case "oom" | "gpu_oom" | "permanent" | "failed":
-                self._report.failure(FAILURES[what])
+                self.report.failure(FAILURES[what])
             case "die":
-                os.close(self._life)
+                self.die()
             case end:
                 self.send(END, end.removeprefix("end ").removeprefix("end").encode())
 
@@ -88,10 +71,6 @@ class FakeExecutor:
     def end(self) -> str:
         self._stage.ends += 1
         return self._stage.how
-
-    def close(self) -> None:
-        for fd in (self.results, self._write, self.ended):
-            os.close(fd)
 
 
 class Failures(FailureCount):
@@ -115,7 +94,6 @@ class Stage:
         self.toy = toy
         self.script: list[Act] = []
         self.requests: list[dict[str, Any]] = []
-        self.lines: list[list[bytes]] = []
         self.stops = self.ends = 0
         self.how = "killed by SIGKILL"
         self.clock = ManualClock()
@@ -399,8 +377,8 @@ def test_the_work_of_reading_a_long_result_grows_with_its_length(
         executor = stage._executor
         assert executor is not None
         fcntl.fcntl(executor.results, fcntl.F_SETPIPE_SZ, 1 << 20)
-        assert executor._report is not None
-        executor._report.result({"text": length * "x"})
+        assert executor.report is not None
+        executor.report.result({"text": length * "x"})
         used_s.append(time.thread_time())
 
     assert stage.run(send, "die", unit="000001-0") is Outcome.DIED

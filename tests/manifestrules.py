@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import kubernetes_validate
+import kubernetes_validate.utils
 import yaml
 
 from hpc_toolkit.engines.kubernetes import ManifestSpec, render_manifest
+
+# Otherwise each object costs a reading of the schemas, which have megabytes.
+for name in ("schema_contents", "all_versions"):
+    setattr(kubernetes_validate.utils, name, cache(getattr(kubernetes_validate.utils, name)))
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 

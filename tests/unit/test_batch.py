@@ -155,7 +155,7 @@ def test_a_node_whose_ranks_all_left_is_given_back(
 def test_only_a_job_that_leaves_items_waits_for_slurm_until_its_end(
     error: type[SlurmError], left: bool, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_LINGER_S", "_WATCH_S", "_ASK_AGAIN_S"):
+    for name in ("_LINGER_S", "_WATCH_S", "_ASK_AGAIN_S", "_FULL_S"):
         monkeypatch.setattr(work, name, 0.0)
     seen, log = list[dict[str, bool]](), list[str]()
 

@@ -180,10 +180,6 @@ def test_a_damaged_list_is_refused_with_its_line(
     assert caught.value.message.startswith(str(tmp_path / name))
 
 
-def test_a_count_is_the_numbers_below_it() -> None:
-    assert list(counted(3, "seed")) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
-
-
 FILE = """\
 command = "echo {seed}"
 count = 3
@@ -238,15 +234,17 @@ def test_items_per_claim_sizes_the_units_also_of_items_that_are_added() -> None:
 def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
     Path("below").mkdir()
     Path("below/items.csv").write_text("n\n7\n")
-    sleep = "hpc_toolkit.science.workloads.synthetic:Noop"
-    text = f'items = "items.csv"\nworkload = "{sleep}"\noptions = {{ value = 3 }}\n'
+    flaky = "hpc_toolkit.science.workloads.synthetic:Flaky"
+    text = f'items = "items.csv"\nworkload = "{flaky}"\noptions = {{ seed = 3 }}\n'
     Path("below/b.toml").write_text(text)
 
-    found = init("--config", "below/b.toml", "--option", "value=4")
+    found = init("--config", "below/b.toml", "--option", "seed=4")
     Path("g.toml").write_text('command = "true"\ngrid = { a = ["x", 2], b = "0:4:2" }')
     grid = call("init", "grid", "--config", "g.toml")
 
-    assert isinstance(found, Run | Exception)
+    assert isinstance(found, Run), found
+    assert found.items() == [{"n": 7}]
+    assert found.manifest.stages[0].workload.options == {"seed": 4}
     assert grid.exit_code == 0
     assert Run.open("grid").items() == [{"a": a, "b": b} for a in ("x", 2) for b in (0, 2, 4)]
 

@@ -359,16 +359,6 @@ def test_every_unit_is_chosen_once(groups: list[int], seed: str) -> None:
     assert sorted(unit.first for unit in chosen) == list(range(len(units)))
 
 
-def test_the_longest_group_that_nobody_began_comes_next() -> None:
-    fresh = FreshUnits("seed")
-    fresh.add(units_in(0, 0, 0, 1, 2, 2), by_group)
-
-    unit = fresh.choose('"gone"', seconds(a=1.0, b=100.0, c=2.0))
-
-    assert unit is not None
-    assert unit.group == 1
-
-
 def test_the_group_with_most_left_is_helped_when_all_are_begun() -> None:
     fresh = FreshUnits("seed")
     units = units_in(0, 0, 1, 1, 1, 1)
@@ -541,13 +531,6 @@ def test_a_worker_of_a_job_that_started_again_goes_on_with_what_was_begun(
     after = one.next()
     assert after is not None
     assert after[1] == 1
-
-
-def test_a_worker_of_a_job_that_started_once_takes_what_nobody_began(interrupted: ToyRun) -> None:
-    found = Choosing(interrupted, restart=0).next()
-
-    assert found is not None
-    assert found[1] == 1
 
 
 def test_a_death_nearby_is_cared_for_before_a_group_is_begun(interrupted: ToyRun) -> None:

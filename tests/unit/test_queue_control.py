@@ -11,7 +11,6 @@ from hpc_toolkit.queue.control import (
     DeathNotice,
     FreeUnit,
     Request,
-    ask_to_drain,
     give_free,
     give_notice,
     may_ask,
@@ -48,9 +47,18 @@ def test_a_free_unit_is_read_from_its_name_alone(paths: RunPaths, explained: str
     assert reader.free == []
 
 
-@pytest.mark.parametrize("name", ["free,a", "free,a,b,c,d,e,f,g", "free,a,b,1,w,2,lease,x,y"])
-def test_a_name_of_another_form_is_passed_over(paths: RunPaths, name: str) -> None:
-    (paths.control / name).touch()
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *((name, "") for name in ("free,a", "free,a,b,c,d,e,f,g", "free,a,b,1,w,2,lease,x,y")),
+        ("new-0.json", '{"request": "of a later version", "workers": []}'),
+        ("notes.txt", "drain"),
+    ],
+)
+def test_other_requests_and_names_of_another_form_are_passed_over(
+    paths: RunPaths, name: str, text: str
+) -> None:
+    (paths.control / name).write_text(text)
     reader = ControlReader(paths)
 
     assert reader.poll() == ([], [])
@@ -68,16 +76,6 @@ def test_a_question_to_slurm_is_no_news_for_workers_that_do_not_ask(paths: RunPa
     give_notice(paths, [NOTICE])
     reader.poll()
     assert reader.news
-
-
-def test_a_request_names_its_workers(paths: RunPaths) -> None:
-    ask_to_drain(paths, ["a", "b"])
-
-    (request,), notices = ControlReader(paths).poll()
-
-    assert isinstance(request, Request)
-    assert request.workers == {"a", "b"}
-    assert notices == []
 
 
 @pytest.mark.parametrize(
@@ -101,10 +99,3 @@ def test_a_file_that_cannot_be_read_yet_is_read_when_it_can(paths: RunPaths, tex
     path.write_text(json.dumps({"request": "drain", "workers": ["a"]}))
 
     assert reader.poll() == ([Request("drain-0.json", frozenset({"a"}))], [])
-
-
-def test_other_requests_and_other_files_are_ignored(paths: RunPaths) -> None:
-    (paths.control / "new-0.json").write_text('{"request": "of a later version", "workers": []}')
-    (paths.control / "notes.txt").write_text("drain")
-
-    assert ControlReader(paths).poll() == ([], [])

@@ -159,14 +159,6 @@ def test_a_worker_that_finished_is_gone_for_good(run: Watched) -> None:
     assert run.verdict() == verdict
 
 
-def test_a_death_while_draining_is_explained(run: Watched) -> None:
-    run.begin(state=DRAINING)
-    run.verdict()
-    run.clock.advance(LEASE_S + 1)
-
-    assert run.verdict().explained == "drain"
-
-
 def test_the_death_of_a_worker_is_explained_if_its_pool_is_gone_from_this_host(
     run: Watched,
 ) -> None:

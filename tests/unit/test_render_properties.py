@@ -32,6 +32,7 @@ from hpc_toolkit.slurm.render.spec import (
     read_spec,
 )
 from hpc_toolkit.slurm.render.values import MAX_INDEX, check_dependency, parse_array
+from hpc_toolkit.system.processes import WARNING_NAMES
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 PYTHON = "/opt/python"
@@ -368,6 +369,12 @@ def around(site: Cluster = PLAIN_SITE, **fields: Any) -> dict[str, Any]:
         {"node_setup": ("tar xf '/data/a b.tar' -C /tmp",)},
         {"teardown": ("rm -r /tmp/x",)},
         {"command": ("python", "-c", "print('$(x)')", "", "--flag")},
+        *({"job_name": name} for name in ("run 7/b: lr=0.1, x", "a@b+c")),
+        *({"signal": f"B:{name}@120"} for name in ("SIGUSR1", *WARNING_NAMES.split())),
+        *({"gres": text} for text in ("tmpfs:100G", "nvme:fast:2k")),
+        *({"constraint": text} for text in ("[(a&b)*2&c*1]", "a|b&c")),
+        {"nodelist": "n[1-3,7],r[0-1]n[00-15]"},
+        {"exclude": "r[0-1]n[00-15]"},
     ],
 )
 def test_ordinary_odd_values_are_accepted(fields: dict[str, Any]) -> None:

@@ -314,13 +314,16 @@ def submit(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> Submit:
     return sent
 
 
-@pytest.mark.parametrize("said", BUSY)
 @pytest.mark.parametrize(
-    ("tries", "job", "calls"),
-    [("refused refused accepted", "103", 3), ("lost", "101", 1), ("refused lost", "102", 2)],
+    ("tries", "job", "calls", "said"),
+    [
+        ("refused refused accepted", "103", 3, BUSY[0]),
+        ("lost", "101", 1, BUSY[0]),
+        *(("refused lost", "102", 2, said) for said in BUSY),
+    ],
 )
 def test_a_job_is_submitted_once_while_slurm_is_busy(
-    programs: Programs, submit: Submit, said: str, tries: str, job: str, calls: int
+    programs: Programs, submit: Submit, tries: str, job: str, calls: int, said: str
 ) -> None:
     accepted = submit(tries, "#SBATCH --comment='of project 7'\n", said=said)
 

@@ -29,13 +29,11 @@ echo $n > "$0.count"; echo "$n"
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    (tmp_path / "bin").mkdir()
-    found = Programs(tmp_path / "bin", monkeypatch)
-    found.add("sbatch", SBATCH.format(before=""))
-    found.answer("squeue", "")
-    found.answer("scancel", "")
-    return found
+def programs(programs: Programs) -> Programs:
+    programs.add("sbatch", SBATCH.format(before=""))
+    programs.answer("squeue", "")
+    programs.answer("scancel", "")
+    return programs
 
 
 @pytest.fixture

@@ -334,16 +334,12 @@ def test_a_small_worker_waits_only_while_others_can_hold_what_its_items_follow(
 GROUPS = ["a", "b", "c"]
 
 
-def units_in(*groups: int, count: int = 1) -> list[Unit]:
-    return [Unit(1, index * count, count, group) for index, group in enumerate(groups)]
+def units_in(*groups: int) -> list[Unit]:
+    return [Unit(1, first, 1, group) for first, group in enumerate(groups)]
 
 
 def by_group(unit: Unit) -> str | None:
     return json.dumps(GROUPS[unit.group]) if unit.group >= 0 else None
-
-
-def seconds(**known: float) -> Callable[[str], float]:
-    return lambda key: known.get(json.loads(key), 1.0)
 
 
 @given(st.lists(st.integers(-1, 2), max_size=60), st.text(max_size=3))
@@ -353,7 +349,7 @@ def test_every_unit_is_chosen_once(groups: list[int], seed: str) -> None:
     fresh.add(units, by_group)
 
     chosen = []
-    while (unit := fresh.choose(None, seconds())) is not None:
+    while (unit := fresh.choose(None, lambda _: 1.0)) is not None:
         chosen.append(unit)
 
     assert sorted(unit.first for unit in chosen) == list(range(len(units)))
@@ -366,7 +362,7 @@ def test_the_group_with_most_left_is_helped_when_all_are_begun() -> None:
     claimed = {units[0], units[2]}
     fresh.prune(lambda unit: unit in claimed)
 
-    unit = fresh.choose(None, seconds())
+    unit = fresh.choose(None, lambda _: 1.0)
 
     assert unit is not None
     assert unit.group == 1
@@ -381,12 +377,12 @@ def test_the_first_units_without_groups_are_from_the_whole_list(*, ranks: bool) 
         one.add(units, by_group)
 
     chosen = [
-        unit.first for _ in range(5) for one in fresh if (unit := one.choose(None, seconds()))
+        unit.first for _ in range(5) for one in fresh if (unit := one.choose(None, lambda _: 1.0))
     ]
 
     assert {place // 100 for place in chosen} == {0, 1, 2, 3}
     assert min(chosen) < 16
-    assert fresh[0].choose(None, seconds()) is not None
+    assert fresh[0].choose(None, lambda _: 1.0) is not None
 
 
 def test_workers_of_one_job_begin_with_different_units_and_help_each_other_then() -> None:

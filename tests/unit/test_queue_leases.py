@@ -1,8 +1,12 @@
-"""Who lives, as one observer judges it: by heartbeats, its clock, its host's locks, and Slurm."""
+"""Who lives, as one observer judges it: by heartbeats, its clock, its host's locks, and Slurm.
+
+And requests and notices: new files that everybody reads once.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import threading
 from dataclasses import replace
@@ -13,7 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue.control import SILENT_NODE, ControlReader, DeathNotice
+from hpc_toolkit.queue.control import (
+    SILENT_NODE,
+    ControlReader,
+    DeathNotice,
+    FreeUnit,
+    Request,
+    give_free,
+    give_notice,
+    may_ask,
+)
 from hpc_toolkit.queue.leases import POOL_ENDED, Liveness, Verdict, WorkerLock, lock_is_free
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir.layout import RunPaths
@@ -22,6 +35,7 @@ from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
 from hpc_toolkit.system.ranks import process_id
 from hpc_toolkit.worker.slurmliveness import SlurmLiveness, judge, main
 from tests.manualclock import ManualClock
+from tests.replacedcalls import CountedCalls
 
 LEASE_S = 60.0
 
@@ -106,19 +120,12 @@ def test_i4_a_heartbeat_number_that_falls_is_a_change_as_well(run: Watched) -> N
     assert run.verdict().alive
 
 
-def test_a_free_lock_on_the_same_host_and_boot_is_death_at_once(run: Watched) -> None:
-    run.begin(host="here")
-
-    verdict = run.verdict()
-
-    assert (verdict.alive, verdict.evidence) == (False, "lock")
-
-
-def test_a_death_that_its_lock_shows_at_the_first_look_can_be_told_to_other_hosts(
+def test_a_free_lock_on_the_same_host_and_boot_is_a_death_that_can_be_told_at_once(
     run: Watched,
 ) -> None:
     run.begin(host="here", claim="items/000001-0.1")
-    run.verdict()
+    verdict = run.verdict()
+    assert (verdict.alive, verdict.evidence) == (False, "lock")
 
     notice = run.observer.notice("w", "lock")
 
@@ -457,3 +464,86 @@ def test_the_slurm_of_each_cluster_is_asked(tmp_path: Path) -> None:
         worker.look("n3-1-a")
 
     assert [worker.asked for worker in workers] == [["n3-1-a"], ["n3-1-a"]]
+
+
+NOTICE = DeathNotice(worker="n3-1-a", heartbeat=7, explained="node failure")
+
+
+def test_i5_a_notice_of_a_death_is_read_once_and_asks_nobody_to_leave(paths: RunPaths) -> None:
+    """Its worker may live after all, and must not take it for a request."""
+    reader = ControlReader(paths)
+    give_notice(paths, [NOTICE])
+
+    assert reader.poll() == ([], [NOTICE])
+    assert reader.poll() == ([], [])
+
+
+@pytest.mark.parametrize("explained", ["", "node failure", "end of its pool", "out of memory"])
+def test_a_free_unit_is_read_from_its_name_alone(paths: RunPaths, explained: str) -> None:
+    owner = DeathNotice(worker="n3-1-a.0002", heartbeat=7, explained=explained, evidence="lock")
+    free = FreeUnit("my_stage-2", "000001-24", 3, owner)
+    reader = ControlReader(paths)
+    for by in "ab":
+        give_free(paths, free, by)
+
+    with CountedCalls() as counted:
+        reader.poll()
+
+    assert reader.free == [free]
+    assert counted.opened() == []
+    reader.poll()
+    assert reader.free == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *((name, "") for name in ("free,a", "free,a,b,c,d,e,f,g", "free,a,b,1,w,2,lease,x,y")),
+        ("new-0.json", '{"request": "of a later version", "workers": []}'),
+        ("notes.txt", "drain"),
+    ],
+)
+def test_other_requests_and_names_of_another_form_are_passed_over(
+    paths: RunPaths, name: str, text: str
+) -> None:
+    (paths.control / name).write_text(text)
+    reader = ControlReader(paths)
+
+    assert reader.poll() == ([], [])
+    assert reader.free == []
+
+
+def test_a_question_to_slurm_is_no_news_for_workers_that_do_not_ask(paths: RunPaths) -> None:
+    """Each of thousands of workers would list the directory for each question."""
+    reader = ControlReader(paths)
+    assert may_ask(paths, "alpha", 0, "w")
+
+    reader.poll()
+
+    assert (reader.asked["alpha"], reader.news) == (1, False)
+    give_notice(paths, [NOTICE])
+    reader.poll()
+    assert reader.news
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"request": "drain"}',
+        '{"request": "deaths", "workers": ["a"]}',
+        '{"request": "deaths", "workers": {"a": {"heartbeat": "x", "explained": ""}}}',
+        '{"request": "drain", "workers": 3}',
+    ],
+)
+def test_a_file_that_cannot_be_read_yet_is_read_when_it_can(paths: RunPaths, text: str) -> None:
+    path = paths.control / "drain-0.json"
+    path.write_text(text)
+    reader = ControlReader(paths)
+    assert reader.poll() == ([], [])
+
+    path.write_text(json.dumps({"request": "drain", "workers": ["a"]}))
+
+    assert reader.poll() == ([Request("drain-0.json", frozenset({"a"}))], [])

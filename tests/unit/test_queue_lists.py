@@ -250,23 +250,6 @@ def test_items_are_beside_the_file_and_options_and_grids_are_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("timeout", "no_retry = 'timeout' needs a timeout"),
-        ("oom --timeout 1h", "no_retry must be 'timeout' or names of exceptions, got 'oom'"),
-    ],
-)
-def test_a_failure_that_cannot_happen_or_is_unknown_is_not_excluded_from_retries(
-    words: str, message: str
-) -> None:
-    error = init("--count", "3", "--command", "true", "--no-retry", *words.split())
-
-    assert isinstance(error, ConfigError), repr(error)
-    assert error.message == message
-    assert not Path("run").exists()
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("cuont = 3", "b.toml: unknown key 'cuont'"),
@@ -280,6 +263,8 @@ def test_a_failure_that_cannot_happen_or_is_unknown_is_not_excluded_from_retries
         (f"count = {'1' * 5000}", "b.toml: not TOML"),
         (f"x = {'[' * 3000}", "b.toml: not TOML"),
         ("count = 1\noptions = 3", "b.toml: options: 3 is not a table"),
+        ("count = 1\nno_retry = 'timeout'", "no_retry = 'timeout' needs a timeout"),
+        ("count = 1\nno_retry = 'oom'", "no_retry must be 'timeout' or names of exceptions, got"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(text: str, message: str) -> None:

@@ -175,29 +175,23 @@ def test_gp_rules_do_not_depend_on_the_units_of_scores(name: str) -> None:
 TASKS = TaskSet(("x", "y"), (1.0, 3.0))
 
 
-def pairs(count: int) -> ArmTable:
-    return ArmTable(
-        tuple(Arm(f"a{i}", f"g{i // 2}", (float(i),)) for i in range(count)), ("layer",)
-    )
-
-
 def test_budget_of_gpu_seconds_adds_what_pending_tasks_are_expected_to_take() -> None:
     """Task x took 2 s once and 4 s once, so 3 s are expected; task y is expected by the set."""
-    policy = make_policy("random", pairs(9), 0, tasks=TASKS, stop=StopRules(gpu_s=12.5))
-    policy.tell(Observation("a0", {"x": 0.5}, seconds={"x": 2.0}))
-    policy.tell(Observation("a1", failed=("x",), seconds={"x": 4.0}))
+    policy = make_policy("random", line(9), 0, tasks=TASKS, stop=StopRules(gpu_s=12.5))
+    policy.tell(Observation("0", {"x": 0.5}, seconds={"x": 2.0}))
+    policy.tell(Observation("1", failed=("x",), seconds={"x": 4.0}))
 
     assert policy.stop() is None
-    assert policy.stop([Pull("a2", ("x", "y"))]) is None
-    assert policy.stop(["a0", "a1"]) is None
-    assert policy.stop([Pull("a2", ("x",)), Pull("a3", ("x", "y"))]) == (
+    assert policy.stop([Pull("2", ("x", "y"))]) is None
+    assert policy.stop(["0", "1"]) is None
+    assert policy.stop([Pull("2", ("x",)), Pull("3", ("x", "y"))]) == (
         "requested 15.0 s of GPU time, the budget is 12.5 s"
     )
 
 
-@pytest.mark.parametrize("pending", [[], ["a1", "a2"]])
+@pytest.mark.parametrize("pending", [[], ["1", "2"]])
 def test_ask_within_takes_what_asks_of_one_within_the_budget_would(pending: list[str]) -> None:
-    policy = make_policy("random", pairs(9), 0, tasks=TASKS, stop=StopRules(evaluations=11))
+    policy = make_policy("random", line(9), 0, tasks=TASKS, stop=StopRules(evaluations=11))
     one_by_one: list[Any] = []
     while policy.stop([*pending, *one_by_one]) is None:
         one_by_one += policy.ask(1, [*pending, *one_by_one])

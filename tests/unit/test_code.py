@@ -282,45 +282,54 @@ def fingerprints(
     (tmp_path / "helpers.py").write_text(helpers)
     (tmp_path / "package").mkdir(exist_ok=True)
     (tmp_path / "package" / "sub.py").write_text(helpers)
-    environ = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"}
+    environ = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    environ["PYTHONHASHSEED"] = str(seed)
     argv = [sys.executable, "script.py"]
     done = subprocess.run(argv, cwd=tmp_path, env=environ, check=True, stdout=subprocess.PIPE)
     return done.stdout.decode().splitlines()
 
 
-def test_fingerprints_are_the_same_in_every_process_and_differ_from_each_other(
-    tmp_path: Path,
-) -> None:
-    first = fingerprints(tmp_path, seed=1)
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return fingerprints(tmp_path_factory.mktemp("first"))
 
+
+def test_fingerprints_are_the_same_in_every_process_and_differ_from_each_other(
+    tmp_path: Path, first: list[str]
+) -> None:
     assert fingerprints(tmp_path, seed=2) == first
     assert len(set(first)) == len(first)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "changed"),
+    ("changes", "changed"),
     [
-        ("# nothing", "# nothing", 0),
-        ('    "What it does."', '    "What it does now."', 0),
-        ("LIMIT = 5", "# a comment\n\nLIMIT = 5", 0),
-        ("for y in range(x)", "for z in range(x)", 3),  # of plain, and of what has it
-        ("y=2", "y=3", 3),
-        ("ATTRIBUTE = 1", "ATTRIBUTE = 2", 0),  # not what x.ATTRIBUTE reads
-        ("return x + k", "return x - k", 3),
-        ("return self.k * x", "return self.k + x", 7),  # the class, its objects and its method
-        ("LIMIT = 5", "LIMIT = 6", 10),
+        (
+            {
+                '    "What it does."': '    "What it does now."',
+                "LIMIT = 5": "# a comment\n\nLIMIT = 5",
+                "ATTRIBUTE = 1": "ATTRIBUTE = 2",  # not what x.ATTRIBUTE reads
+                "FACTOR = 2": "def other():\n    pass\nFACTOR = 2",
+            },
+            0,
+        ),
+        ({"for y in range(x)": "for z in range(x)"}, 3),  # of plain, and of what has it
+        ({"y=2": "y=3"}, 3),
+        ({"return x + k": "return x - k"}, 3),
+        ({"return self.k * x": "return self.k + x"}, 7),  # the class, its objects and its method
+        ({"LIMIT = 5": "LIMIT = 6"}, 10),
         # In modules of the user.
-        ("x * FACTOR", "x / FACTOR", 4),
-        ("FACTOR = 2", "FACTOR = 3", 4),
-        ("FACTOR = 2", "def other():\n    pass\nFACTOR = 2", 0),
+        ({"x * FACTOR": "x / FACTOR"}, 4),
+        ({"FACTOR = 2": "FACTOR = 3"}, 4),
     ],
 )
 def test_what_changed_has_another_fingerprint(
-    tmp_path: Path, before: str, after: str, changed: int
+    tmp_path: Path, first: list[str], changes: dict[str, str], changed: int
 ) -> None:
-    first = fingerprints(tmp_path)
-    texts = SCRIPT.replace(before, after), HELPERS.replace(before, after)
-    second = fingerprints(tmp_path, *texts)
+    script, helpers = SCRIPT, HELPERS
+    for before, after in changes.items():
+        script, helpers = script.replace(before, after), helpers.replace(before, after)
+    second = fingerprints(tmp_path, script, helpers)
 
     assert sum(one != other for one, other in zip(first, second, strict=True)) == changed
 

@@ -59,15 +59,6 @@ def test_a_local_directory_is_fine_and_is_left_empty(fast_dir: Path) -> None:
     assert os.listdir(fast_dir) == []
 
 
-@pytest.mark.usefixtures("apart")
-def test_locks_that_reach_the_other_side_are_proven(fast_dir: Path) -> None:
-    report = looked_at(fast_dir, other=fast_dir)
-
-    assert (report.apart, report.locks_proven) == (True, True)
-    assert found(report)["locks (flock)"].verdict is Verdict.FINE
-    assert "between the two sides" in found(report)["locks (flock)"].found
-
-
 LEAD, TRY_LOCK = os.getpid(), locks.try_lock
 
 
@@ -260,6 +251,9 @@ def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(
     request.getfixturevalue("apart")
     report = looked_at(toy.root, other=toy.root)
 
+    assert (report.apart, report.locks_proven) == (True, True)
+    assert found(report)["locks (flock)"].verdict is Verdict.FINE
+    assert "between the two sides" in found(report)["locks (flock)"].found
     kept = json.loads(toy.paths.doctor.read_text())
     assert (kept["format"], kept["locks_proven"], kept["verdict"]) == (1, True, "fine")
     assert {side["boot"] for side in kept["sides"]} == {"lead", "other"}

@@ -10,6 +10,7 @@ import os
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
@@ -24,7 +25,8 @@ from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run, create_run
 from hpc_toolkit.rundir.journal import seal_line
 from hpc_toolkit.rundir.layout import Manifest
-from tests.toyrun import FAULTS, Faults, ToyRun, ToyWorker, spec_of, tree, units_of
+from tests.toyrun import FAULTS, ToyRun, ToyWorker, every_fault, spec_of, tree, units_of
+from tests.unit.test_status import old_copy
 
 
 def finished(toy: ToyRun) -> ToyWorker:
@@ -38,37 +40,23 @@ def ids(rows: list[dict[str, Any]]) -> list[int]:
     return [row["item"]["id"] for row in rows]
 
 
-class OldCopy:
-    """A journal of which this host shows less than its worker has synced, until ``shown_after``
-    looks; stands in for a mount whose attributes are cached."""
-
-    def __init__(self, toy: ToyRun, worker: ToyWorker, shown_after: int) -> None:
-        self._path = toy.paths.journal(worker.name)
-        self._whole = self._path.read_bytes()
-        self._left = shown_after
-        self.now = 0.0
-        worker.presence.update(state="finished", journal=len(self._whole))
-        lines = self._whole.splitlines(keepends=True)
-        self._path.write_bytes(b"".join(lines[: len(lines) // 2]))
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self._left -= 1
-        if self._left == 0:
-            self._path.write_bytes(self._whole)
-
-
 def test_gather_waits_for_lines_that_their_worker_told_of(
     toy: ToyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "hpc_toolkit.results.gather.time", OldCopy(toy, finished(toy), shown_after=3)
-    )
+    worker, slept = finished(toy), list[float]()
+    whole = old_copy(toy, worker, lines=2)
+    worker.presence.update(state="finished")
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            toy.paths.journal(worker.name).write_bytes(whole)
+
+    played = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
+    monkeypatch.setattr("hpc_toolkit.results.gather.time", played)
 
     assert len(toy.reopen().results()) == 4
+    assert len(slept) == 3
 
 
 @pytest.mark.parametrize("partial", [True, False])
@@ -223,24 +211,20 @@ def test_i2_a_retry_between_computing_and_publishing_is_not_passed_over(
 def test_a_publication_that_fails_anywhere_leaves_a_whole_table_or_none(
     fast_dir: Path, kind: int | str
 ) -> None:
-    at = 0
-    while True:
-        at += 1
-        toy = ToyRun(fast_dir / str(at))
+    for faults in every_fault(kind):
+        toy = ToyRun(fast_dir / str(faults.at))
         finished(toy)
         run = toy.reopen()
         rows: list[dict[str, Any]] = []
-        with Faults(at, kind) as faults, suppress(RunError):
+        with faults, suppress(RunError):
             rows = run.results()
-        if not faults.fired:
-            assert len(rows) == 4
-            break
+        assert faults.fired or len(rows) == 4
         again = toy.reopen().table()
         assert again.published
         assert ids(again.rows) == [0, 1, 2, 3]
         assert rows in ([], again.rows)
         assert toy.log().length in (3, 4)
-    assert at > 1
+    assert faults.at > 1
 
 
 def test_a_table_stays_when_a_power_loss_takes_the_lines(fast_dir: Path) -> None:
@@ -402,7 +386,7 @@ def check(run: Run, floors: dict[tuple[str, int], int], out: Path) -> None:
         assert path.read_bytes() == json.dumps(header).encode() + b"\n" + b"".join(lines)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     st.lists(VALUES, min_size=ITEM_COUNT, max_size=ITEM_COUNT),
     st.sampled_from([None, "g"]),

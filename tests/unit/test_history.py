@@ -132,7 +132,7 @@ def test_a_claim_lies_between_the_lines_around_it_although_times_are_rounded(
     assert times == sorted(times, key=lambda at: at or 0.0)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(passes=plans(), floors=st.dictionaries(st.integers(0, ITEMS - 1), st.integers(1, 5)))
 def test_counts_agree_with_the_status_for_arbitrary_journals(
     fast_dir: Path, passes: list[PassPlan], floors: dict[int, int]

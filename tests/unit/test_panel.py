@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.report.panel import Row, headline, host_rows, one_line, panel
@@ -18,6 +17,7 @@ from hpc_toolkit.results.status import Status
 from hpc_toolkit.results.workers import HostLine
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.system.terminal import columns, cut, pad, printable, wrap
+from tests.unit.test_report import Page
 
 
 def status(**changes: Any) -> Status:
@@ -36,23 +36,6 @@ def status(**changes: Any) -> Status:
         "reason": "",
     }
     return Status(**{**fields, **changes})
-
-
-class Tags(HTMLParser):
-    """The tags of a text, and the text between them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, attrs))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def failures(error: str, items: int = 1, **changes: Any) -> dict[str, Any]:
@@ -154,9 +137,10 @@ def test_no_value_of_a_run_controls_the_terminal(bad: str) -> None:
         assert bad not in "".join(draw(panel(hostile), look))
 
 
+@settings(max_examples=40)
 @given(st.text(), st.text(), st.text())
 def test_no_value_of_a_run_becomes_a_tag(name: str, reason: str, error: str) -> None:
-    plain = Tags(status_html(status(reason="r", failures=[failures("e")])))
+    plain = Page(status_html(status(reason="r", failures=[failures("e")])))
 
     found = status_html(
         status(
@@ -167,8 +151,8 @@ def test_no_value_of_a_run_becomes_a_tag(name: str, reason: str, error: str) -> 
         )
     )
 
-    assert Tags(found).tags == plain.tags
-    assert printable(f"<script>{reason}") in Tags(found).text
+    assert Page(found).tags == plain.tags
+    assert printable(f"<script>{reason}") in Page(found).words
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,22 +64,6 @@ def told() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, before)
 
 
-class PlayedRun:
-    """Workers that do what a test says."""
-
-    def __init__(self, root: Path, work: Callable[[Callable[[], None]], int]) -> None:
-        self.root = root
-        self._work = work
-
-    def work(self, _workers: int, _options: WorkerOptions, *, on_tick: Callable[[], None]) -> int:
-        return self._work(on_tick)
-
-
-def play(root: Path, work: Callable[[Callable[[], None]], int]) -> int:
-    run: Any = PlayedRun(root, work)
-    return work_campaign(run, 1, WorkerOptions())
-
-
 def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_lived_long(
     tmp_path: Path, told: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,16 +72,17 @@ def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_live
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
 
-    def drained(tick: Callable[[], None]) -> int:
+    def drained(_workers: int, _options: WorkerOptions, *, on_tick: Callable[[], None]) -> int:
         while not told:
-            tick()
+            on_tick()
             if starts.exists() and len(starts.read_text()) >= long_lives:
                 monkeypatch.setattr("hpc_toolkit.system.processes._LONG_S", 600.0)
         return TRY_AGAIN
 
+    run: Any = SimpleNamespace(root=tmp_path, work=drained)
     long_lives = 1000
     with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 137"):
-        play(tmp_path, drained)
+        work_campaign(run, 1, WorkerOptions())
     assert len(starts.read_text()) == 6
 
     starts.unlink()
@@ -104,7 +90,7 @@ def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_live
     long_lives = 10
     monkeypatch.setattr("hpc_toolkit.system.processes._LONG_S", -1.0)
     with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 137"):
-        play(tmp_path, drained)
+        work_campaign(run, 1, WorkerOptions())
     assert len(starts.read_text()) >= 14
 
 

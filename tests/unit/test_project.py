@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
 
 
+@cache
 def lines() -> list[str]:
     """Every call of pytest in 'make test', as make shows it."""
     environ = {name: text for name, text in os.environ.items() if not name.startswith("MAKE")}

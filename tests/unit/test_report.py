@@ -192,18 +192,21 @@ def test_hostile_text_is_shown_as_text(fast_dir: Path) -> None:
 
 
 class Page(HTMLParser):
-    """The tags of a page that are not closed, and what they refer to outside of it."""
+    """The tags of a page, those that are not closed, and what they refer to outside of it."""
 
     EMPTY = ("meta", "br")
 
     def __init__(self, text: str) -> None:
         super().__init__()
+        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
         self.open: list[str] = []
         self.outside: list[str] = []
         self.words = ""
         self.feed(text)
+        self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, attrs))
         if tag not in self.EMPTY:
             self.open.append(tag)
         for name, value in attrs:

@@ -98,14 +98,8 @@ STORM = Scenario(
 )
 
 
-def test_equal_scenarios_have_equal_outcomes_and_another_seed_has_its_own() -> None:
+def test_an_outcome_depends_on_the_seed_and_not_on_the_interpreters_hashes() -> None:
     outcome = simulate(STORM)
-
-    assert simulate(STORM) == outcome
-    assert any(simulate(replace(STORM, seed=seed)) != outcome for seed in (1, 2, 3))
-
-
-def test_an_outcome_does_not_depend_on_the_interpreters_hashes() -> None:
     code = (
         "from tests.unit.test_simulation import STORM\n"
         "from simulation.cluster import simulate\n"
@@ -119,10 +113,11 @@ def test_an_outcome_does_not_depend_on_the_interpreters_hashes() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
 
-    assert len(found) == 1
+    assert found == {f"{outcome}\n"}
+    assert any(simulate(replace(STORM, seed=seed)) != outcome for seed in (1, 2, 3))
 
 
 def test_the_files_of_a_simulated_run_say_what_its_outcome_says(tmp_path: Path) -> None:
@@ -138,13 +133,13 @@ def test_the_files_of_a_simulated_run_say_what_its_outcome_says(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_an_undisturbed_campaign_stays_near_its_bound_and_loads_each_checkpoint_once() -> None:
-    work = tuple(Group((5.0,) * n, 15.0, 25.0) for n in (6, 6, 12, 24) for _ in range(108))
+    work = tuple(Group((5.0,) * n, 15.0, 25.0) for n in (6, 6, 12, 24) for _ in range(27))
 
-    outcome = simulate(Scenario(groups=work, workers=32))
+    outcome = simulate(Scenario(groups=work, workers=8))
 
-    assert outcome.executions == 5_184
+    assert outcome.executions == 1_296
     assert outcome.ratio <= 1.08
-    assert outcome.loads <= 1.05 * 432
+    assert outcome.loads <= 1.05 * 108
 
 
 def planned(directory: Path, seed: int) -> tuple[float, float, float, float]:
@@ -169,11 +164,11 @@ def planned(directory: Path, seed: int) -> tuple[float, float, float, float]:
 
 
 def test_runs_on_a_virtual_clock_end_as_their_plans_say(tmp_path: Path) -> None:
-    results = [planned(tmp_path, seed) for seed in range(9)]
+    results = [planned(tmp_path, seed) for seed in range(6)]
 
     # Ten items of this spread tell the mean to a standard error of 17 %.
     assert statistics.median(abs(median / real - 1) for _, median, _, real in results) <= 0.25
-    assert sum(low <= real <= high for low, _, high, real in results) >= 7
+    assert sum(low <= real <= high for low, _, high, real in results) >= 5
 
 
 CLOCK = VirtualClock()
@@ -274,23 +269,14 @@ def test_one_at_a_time_every_pull_knows_all_before_it() -> None:
     assert trace.evaluations.tolist() == [3.0 * n for n in range(1, 13)]
 
 
-@given(st.sampled_from(["rounds", "window"]), st.integers(1, 15), st.integers(1, 12))
-def test_a_search_ends_after_its_pulls_and_tells_them_all(kind: str, size: int, pulls: int) -> None:
-    asks = Asks.parse(f"{kind}:{size}")
-
-    trace = search(asks, pulls=pulls)
-
-    assert len(trace.arms) == len(trace.tasks) == len(trace.known) == pulls
-    assert not np.isnan(trace.known).any()
-    assert all(told <= number for number, told in enumerate(trace.told_before))
-
-
 @pytest.mark.parametrize("asks", ["one", "rounds:4", "window:4"])
 def test_what_is_known_is_what_the_policy_itself_would_recommend(asks: str) -> None:
     trace = search(Asks.parse(asks), policy="gp-ucb", pulls=9)
     table = trace.table
     twin = make_policy("gp-ucb", table.arms, 0, tasks=table.tasks)
 
+    assert len(trace.arms) == len(trace.tasks) == len(trace.known) == 9
+    assert all(told <= number for number, told in enumerate(trace.told_before))
     for number, arm in enumerate(trace.arms):
         twin.tell(table.observation(arm, trace.tasks[number]))
         best = twin.best()
@@ -317,7 +303,7 @@ def test_finish_times_are_close_to_those_of_the_queues_own_code() -> None:
     seconds = np.sort(np.random.default_rng(3).lognormal(4.0, 0.8, 120))[::-1].tolist()
     groups = tuple(Group((one,)) for one in seconds)
 
-    scenarios = [Scenario(groups=groups, workers=4, seed=seed) for seed in range(5)]
+    scenarios = [Scenario(groups=groups, workers=4, seed=seed) for seed in range(3)]
     spans = [simulate(one).makespan_s for one in scenarios]  # the order is partly random
     found = finish_times([seconds], [0], 4)
 

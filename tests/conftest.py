@@ -27,7 +27,6 @@ settings.register_profile("mutants", settings.get_profile("default"), phases=FOU
 # Otherwise a failed assertion in these modules shows no values.
 pytest.register_assert_rewrite("tests.integration.realrun", "tests.slurm.templatesite")
 _SITE = ("HPCTK_", "SLURM", "SBATCH_", "SRUN_", "CC_CLUSTER")
-_OF_THE_TESTS = {"HPCTK_SCORES_CSV", "HPCTK_FORBID_SKIP"}
 
 # Threads of OpenMP that wait for each other spin: fifteen times a core's work where others use it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -46,31 +45,17 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests without their GPU or recorded scores, which may not be shipped."""
-    absent = {
-        name for name, is_here in _ELSEWHERE.items() if _marked(items, name) and not is_here()
-    }
-    out = [item for name in absent for item in _marked(items, name)]
-    if out:
+    """Deselect tests of a GPU where there is none."""
+    out = [item for item in items if item.get_closest_marker("cuda")]
+    if out and not _has_gpu():
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in out]
-
-
-def _marked(items: list[pytest.Item], name: str) -> list[pytest.Item]:
-    return [item for item in items if item.get_closest_marker(name)]
-
-
-def _has_scores() -> bool:
-    return bool(os.environ.get("HPCTK_SCORES_CSV"))
 
 
 def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-_ELSEWHERE = {"recorded": _has_scores, "cuda": _has_gpu}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -87,7 +72,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _no_site(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Hide the cluster files, job and Slurm of the user who starts the tests."""
     for name in list(os.environ):
-        if name.startswith(_SITE) and name not in _OF_THE_TESTS:
+        if name.startswith(_SITE) and name != "HPCTK_FORBID_SKIP":
             monkeypatch.delenv(name)
     nothing = tmp_path_factory.getbasetemp() / "no-settings"
     nothing.mkdir(exist_ok=True)

@@ -176,16 +176,15 @@ class LabUnderTest:
         """Processes of the lab that are none of its daemons: those of jobs."""
         return [one for one in members(self.lab.paths.token) if one.name not in _DAEMONS]
 
-    def check_no_strays(self, *, forgive: str = "", leaving_s: float = _LEAVING_S) -> None:
+    def check_no_strays(self, *, forgive: str = "") -> None:
         """Fail if jobs leave processes behind; those are killed for the sake of the next test.
 
-        They may take ``leaving_s`` to leave. Those called ``forgive`` are killed at once, and are
-        no failure.
+        Those called ``forgive`` are killed at once, and are no failure.
         """
-        for one in self.strays() if forgive else []:
+        for one in self.strays():
             if one.name == forgive:
                 kill_members(self.lab.paths.token, one.node, name=one.name)
-        deadline = time.monotonic() + leaving_s
+        deadline = time.monotonic() + _LEAVING_S
         while strays := self.strays():
             if time.monotonic() > deadline:
                 for one in strays:
@@ -202,7 +201,7 @@ class LabUnderTest:
             for one in strays:
                 kill_members(self.lab.paths.token, one.node, name=one.name)
 
-    def clear(self, *, leaving_s: float = _LEAVING_S) -> None:
+    def clear(self) -> None:
         """End all jobs and bring all nodes back: the next test finds the lab as it was.
 
         Fails if a job leaves a process behind.
@@ -230,4 +229,4 @@ class LabUnderTest:
                 self._end_waiting_steps()
             time.sleep(LOOK_S)
         # The srun of a step goes on waiting for a node whose slurmd was killed.
-        self.check_no_strays(forgive="srun" if crashed else "", leaving_s=leaving_s)
+        self.check_no_strays(forgive="srun" if crashed else "")

@@ -156,7 +156,7 @@ PARTS = """
 import time
 
 def several(index):
-    return [{"n": n} for n in range(24)]
+    return [{"n": n} for n in range(12)]
 
 def one(index, n):
     time.sleep(4)
@@ -165,7 +165,7 @@ def one(index, n):
 
 
 @pytest.mark.long
-def test_jobs_send_others_when_work_comes_and_successors_when_they_end(desk: Site) -> None:
+def test_jobs_send_others_when_work_comes(desk: Site) -> None:
     (desk.cwd / "pipeline.toml").write_text(PIPELINE)
     (desk.cwd / "parts.py").write_text(PARTS)
     desk.call("init", "runs/a", "--config", "pipeline.toml")

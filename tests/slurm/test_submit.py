@@ -114,24 +114,6 @@ def test_a_script_that_names_no_job_is_found_again(desk: Site) -> None:
     assert desk.call("cancel", run, "--yes").stdout == f"{job}\n"
 
 
-@pytest.mark.soak  # test_slurm_records.py reads such names
-def test_a_job_of_any_name_is_the_runs_own(desk: Site) -> None:
-    run = desk.init()
-    own = desk.cwd / "own.sbatch"
-    jobs = []
-    for name in ("x" * 300, "tr\u00e4ume-\u6a21\u578b", "\u6a21" * 90, "a b"):
-        option = shlex.quote(f"--job-name={name}")
-        head = f"#SBATCH --mem=100M --hold --output=own.out {option}"
-        own.write_text(f"#!/bin/bash\n{head}\ntrue\n")
-        sent = desk.call("submit", own, "--run", run, env={"SBATCH_JOB_NAME": "other"})
-        jobs.append(sent.stdout.strip())
-        assert f"JobName={name}\n" in desk.lab.scontrol("show", "job", jobs[-1])
-
-    states = {job: one["state"] for job, one in desk.known_jobs(run).items()}
-    assert states == dict.fromkeys(jobs, "PENDING")
-    assert sorted(desk.call("cancel", run, "--yes").stdout.split()) == sorted(jobs)
-
-
 def test_a_job_submits_a_job_that_inherits_nothing_of_it(desk: Site) -> None:
     # srun ends with an error where both kinds of memory limit are in its environment.
     outer, inner = desk.cwd / "outer.sbatch", desk.cwd / "inner.sbatch"

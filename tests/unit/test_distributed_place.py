@@ -59,25 +59,20 @@ def test_a_rank_that_cannot_be_is_named(environ: dict[str, str], told: str) -> N
     assert "not set" not in told or "hpctk launch" in caught.value.hint
 
 
-def looks(stop: StopSignal, clock: ManualClock, step_s: float, steps: int) -> list[int]:
-    """The steps after which the ranks asked each other."""
+def test_quick_steps_are_looked_after_about_once_a_second(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[int] = []
 
     def highest(wanted: int, chosen: int) -> tuple[int, int]:
         found.append(made)
         return wanted, chosen
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stopping, "_highest", highest)
-        for made in range(1, steps + 1):  # noqa: B007 - the number that is noted
-            clock.advance(step_s)
-            assert not stop.agreed()
-    return found
-
-
-def test_quick_steps_are_looked_after_about_once_a_second(clock: ManualClock) -> None:
+    monkeypatch.setattr(stopping, "_highest", highest)
     with StopSignal(clock=clock) as stop:
-        found = looks(stop, clock, 0.01, 1_000)
+        for made in range(1, 1_001):  # noqa: B007 - the number that is noted
+            clock.advance(0.01)
+            assert not stop.agreed()
 
     assert found[:4] == [1, 3, 7, 15]
     assert found[-1] - found[-2] == pytest.approx(100, abs=1)

@@ -180,7 +180,9 @@ def test_calls_of_earlier_code_that_were_not_started_are_withdrawn(
 
     again = Executor(root)
     future = again.submit(new_code, 1, "y")
-    failed = 30 - len(unit_of(root, "000001-0"))
+    view = Run.open(root).view
+    view.poll()
+    failed = 30 - len(view.stages["items"].unit("000001-0").items)
     wait_for(lambda: Run.open(root).status().stages["items"].failed == failed)
 
     assert "paused" not in Run.open(root).status().reason
@@ -190,12 +192,6 @@ def test_calls_of_earlier_code_that_were_not_started_are_withdrawn(
     again.shutdown(cancel_futures=True)
     said = f"old_code changed: {failed} calls of the code before were not started, and do not run"
     assert said in capsys.readouterr().err
-
-
-def unit_of(root: Path, name: str) -> range:
-    view = Run.open(root).view
-    view.poll()
-    return view.stages["items"].unit(name).items
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")

@@ -45,29 +45,20 @@ def paths(tmp_path: Path) -> LabPaths:
     return LabPaths(tmp_path / "lab")
 
 
-class Processes:
-    """The directories of processes in a /proc that a test makes."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def add(
-        self, pid: str, *, mount: str = "", environ: dict[str, str] | None = None, uid: int = -1
-    ) -> None:
-        directory = self.root / pid
-        directory.mkdir(parents=True)
-        words = [f"{name}={value}\0" for name, value in (environ or {}).items() if value]
-        uid = os.geteuid() if uid < 0 else uid
-        (directory / "mountinfo").write_text(f"1 2 3:4 / / rw\n{mount}")
-        (directory / "environ").write_text("".join(words))
-        (directory / "comm").write_text("sleep\n")
-        (directory / "status").write_text(f"Name:\tsleep\nUid:\t{uid}\t0\t0\t0\n")
-
-
 @pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /proc whose processes a test adds."""
     monkeypatch.setattr("hpc_toolkit.lab.state.PROC", str(tmp_path / "proc"))
-    return Processes(tmp_path / "proc")
+    return tmp_path / "proc"
+
+
+def add_process(directory: Path, uid: int, mount: str = "", **environ: str) -> None:
+    directory.mkdir(parents=True)
+    words = [f"{name}={value}\0" for name, value in environ.items() if value]
+    (directory / "mountinfo").write_text(f"1 2 3:4 / / rw\n{mount}")
+    (directory / "environ").write_text("".join(words))
+    (directory / "comm").write_text("sleep\n")
+    (directory / "status").write_text(f"Name:\tsleep\nUid:\t{uid}\t0\t0\t0\n")
 
 
 def hosts_mount(token: str) -> str:
@@ -75,11 +66,11 @@ def hosts_mount(token: str) -> str:
 
 
 def test_a_process_of_another_user_is_no_member_to_an_ordinary_user(
-    paths: LabPaths, proc: Processes, monkeypatch: pytest.MonkeyPatch
+    paths: LabPaths, proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or anybody who makes a mount with the token could keep a lab from ending."""
     for pid, uid in (("11", 1000), ("12", 1001), ("13", 0)):
-        proc.add(pid, mount=hosts_mount(paths.token), uid=uid)
+        add_process(proc / pid, uid, hosts_mount(paths.token))
     found = {}
 
     for user in (1000, 0):
@@ -102,13 +93,13 @@ def test_a_process_of_another_user_is_no_member_to_an_ordinary_user(
     ],
 )
 def test_without_the_mount_only_the_environment_of_a_job_makes_a_member(
-    changes: dict[str, str], found: bool, paths: LabPaths, proc: Processes
+    changes: dict[str, str], found: bool, paths: LabPaths, proc: Path
 ) -> None:
     job = {"SLURM_CONF": str(paths.slurm_conf), "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n2"}
     environ = {**job, "SLURM_CLUSTER_NAME": "hpctklab", **changes}
-    proc.add("11", environ=environ)
+    add_process(proc / "11", os.geteuid(), **environ)
     # One that another lab's mount tells to be that lab's.
-    proc.add("12", environ=environ, mount=hosts_mount(lab_token(proc.root)))
+    add_process(proc / "12", os.geteuid(), hosts_mount(lab_token(proc)), **environ)
 
     assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
 

@@ -161,11 +161,6 @@ SITE = parse_cluster(
     name="site",
 )
 NODE = node_of(SITE)
-SURE = Guess(100.0, factor=1.01, spread=0.01)
-
-
-def forecaster(items: int = 14_400, guess: Guess = SURE) -> Forecaster:
-    return Forecaster(typed_work(items), guess, draws=20)
 
 
 class Toy:
@@ -236,7 +231,8 @@ def test_a_node_has_a_worker_for_each_gpu_else_cpu(
 def test_the_cost_is_that_of_the_node_with_its_gpus() -> None:
     assert NODE.price_per_hour == 3.0
 
-    found = choose(forecaster(), NODE, 10)
+    sure = Guess(100.0, factor=1.01, spread=0.01)
+    found = choose(Forecaster(typed_work(14_400), sure, draws=20), NODE, 10)
 
     # 14,400 items of 100 s are 100 node-hours of 4 workers.
     assert found.node_hours.median == pytest.approx(100.0, rel=0.05)

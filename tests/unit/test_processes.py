@@ -24,7 +24,6 @@ from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.ranks import RankInfo
 from hpc_toolkit.worker.worker import WorkerOptions
 from tests.toyrun import ToyRun
-from tests.unit.jobcommands import call
 
 MOST = 1024
 """Descriptors that select(2) knows."""
@@ -96,15 +95,6 @@ def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_live
 
 ALONE = RankInfo()
 IN_STEP = RankInfo(in_step=True, local_rank=1, rank=1, world_size=2)
-
-
-def called(*words: object) -> tuple[int, str]:
-    """Exit code and message of a command that is called in this process."""
-    ended = call(*words)
-    error = ended.exception
-    if error is not None and not isinstance(error, SystemExit):
-        return 1, str(error)
-    return ended.exit_code, ended.output
 
 
 def test_shares_are_read_and_a_rank_of_slurm_takes_its_memory_alone(

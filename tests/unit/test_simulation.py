@@ -238,21 +238,17 @@ def test_a_host_reads_a_file_again_only_after_a_change(server: FileServer, tmp_p
     assert read(2) == 1
 
 
-def small_table(arms: int = 12, tasks: int = 3, *, seconds: bool = True) -> ScoreTable:
-    """Arms on a line; scores that differ, and durations that do as well."""
+def search(asks: Asks, *, policy: str = "random", pulls: int | None = None) -> Trace:
+    """Twelve arms on a line; scores that differ, and durations that do as well."""
     rng = np.random.default_rng(4)
-    line = tuple(Arm(f"a{n}", f"g{n // 4}", (float(n),)) for n in range(arms))
-    return ScoreTable(
+    line = tuple(Arm(f"a{n}", f"g{n // 4}", (float(n),)) for n in range(12))
+    table = ScoreTable(
         ArmTable(line, ("relative_depth",)),
-        TaskSet(tuple(f"t{n}" for n in range(tasks))),
-        rng.uniform(0.1, 0.9, (arms, tasks)),
-        rng.integers(1, 9, (arms, tasks)).astype(np.float64) if seconds else None,
+        TaskSet(("t0", "t1", "t2")),
+        rng.uniform(0.1, 0.9, (12, 3)),
+        rng.integers(1, 9, (12, 3)).astype(np.float64),
     )
-
-
-def search(asks: Asks, *, policy: str = "random", seed: int = 0, pulls: int | None = None) -> Trace:
-    table = small_table()
-    made = make_policy(policy, table.arms, seed, tasks=table.tasks)
+    made = make_policy(policy, table.arms, 0, tasks=table.tasks)
     return replay(table, made, asks, pulls=pulls)
 
 

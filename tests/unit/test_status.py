@@ -422,15 +422,12 @@ def test_a_job_whose_workers_cannot_hold_what_is_left_is_not_started_again(
     assert [(one["needs"]["memory"], one["most"]) for one in found.grown] == [(2, False), (4, True)]
 
 
-DAY_S = 86_400.0
-
-
 def test_a_host_whose_clock_is_ahead_is_named_and_not_in_the_elapsed_time(
     fast_dir: Path,
 ) -> None:
     toy = ToyRun(fast_dir / "run", 2, unit=1)
-    now = time.time()
-    for number, late in enumerate((0.0, DAY_S)):
+    now, day_s = time.time(), 86_400.0
+    for number, late in enumerate((0.0, day_s)):
         worker = toy.worker(f"w{number}", host=f"n{number}", started=now - 20 + late, at=now + late)
         worker.claim(toy.unit_name(number))
         worker.attempt(number, at=now - 1 + late)

@@ -218,12 +218,6 @@ def finish(policy: Policy, scores: NDArray[np.float64], batch: int = 10**6) -> l
     return asked
 
 
-def pilots(seed: int, count: int) -> list[int]:
-    """The arms in the order in which they are asked how long the tasks take."""
-    order: list[int] = np.random.default_rng([seed, Stream.PILOT]).permutation(count).tolist()
-    return order
-
-
 def race_by_hand(
     scores: NDArray[np.float64], order: list[int], c: float, first: int, block: int
 ) -> tuple[set[int], list[int]]:
@@ -327,7 +321,9 @@ def test_race_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
     scores = np.sort(rng.normal(size=12))[:, None] + 0.01 * rng.normal(size=(12, 9))
     seconds = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
     timed = TaskSet(names(9), () if witness == "untimed" else seconds)
-    seed = next(seed for seed in range(99) if pilots(seed, 12)[0] == 0)
+    # The first arm is the one that is asked how long the tasks take.
+    pilots = (np.random.default_rng([seed, Stream.PILOT]).permutation(12) for seed in range(99))
+    seed = next(seed for seed, order in enumerate(pilots) if order[0] == 0)
     policy = make_policy("racing", arms(12), seed, tasks=timed)
     gone = scores.copy()
     gone[1 if witness else 0 :, :lost] = math.nan

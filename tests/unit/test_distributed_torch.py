@@ -277,17 +277,15 @@ def test_leaving_writes_out_what_was_printed_and_tears_nothing_down() -> None:
     assert (ended.returncode, ended.stdout) == (75, b"said")
 
 
-def taken_by(rank: int, size: int, samples: ResumableSampler) -> list[int]:
-    """What a rank of so many takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group, "rank_and_size", lambda: (rank, size))
-        found = list(samples)
-        assert len(samples) == len(found)
-    return found
-
-
 def shares(size: int, samples: ResumableSampler) -> list[list[int]]:
-    return [taken_by(rank, size, samples) for rank in range(size)]
+    """What each rank of so many takes."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for rank in range(size):
+            patch.setattr(group, "rank_and_size", lambda rank=rank: (rank, size))
+            found.append(list(samples))
+            assert len(samples) == len(found[-1])
+    return found
 
 
 @pytest.mark.parametrize("remainder", ["pad", "drop"])

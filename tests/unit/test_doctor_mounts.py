@@ -24,6 +24,7 @@ from hpc_toolkit.rundir.trust import Mount, Proof, believed, parse_mount, write_
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import ask_driver
 from hpc_toolkit.worker.worker import Worker, WorkerOptions
+from tests.fakeslurm import Programs
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -228,35 +229,23 @@ CONFIG = """Configuration data as of 2026-01-01T00:00:00
 ClusterName             = narwhal
 SLURM_VERSION           = 22.05.8
 """
-PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
-
-
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one directory in which programs are looked for, beside those of the system."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
-def install(path: Path, text: str, *programs: str) -> None:
-    for name in programs:
-        (path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (path / name).chmod(0o755)
+SLURM = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
 @pytest.mark.parametrize(
-    ("programs", "scontrol", "verdict", "found"),
+    ("there", "scontrol", "verdict", "found"),
     [
-        (PROGRAMS, f"echo '{CONFIG}'", "fine", "22.05.8 of cluster narwhal answered in "),
-        (PROGRAMS, "echo 'No controller answers' >&2; exit 1", "unknown", "No controller answers"),
+        (SLURM, f"echo '{CONFIG}'", "fine", "22.05.8 of cluster narwhal answered in "),
+        (SLURM, "echo 'No controller answers' >&2; exit 1", "unknown", "No controller answers"),
         (("sbatch", "scancel"), "exit 0", "unknown", "srun, squeue cannot be found"),
     ],
 )
 def test_slurm_tells_its_version_or_why_it_is_unknown(
-    path: Path, programs: tuple[str, ...], scontrol: str, verdict: str, found: str
+    programs: Programs, there: tuple[str, ...], scontrol: str, verdict: str, found: str
 ) -> None:
-    install(path, "exit 0", *programs)
-    install(path, scontrol, "scontrol")
+    for name in there:
+        programs.add(name, "exit 0")
+    programs.add("scontrol", scontrol)
 
     told = node.check_slurm()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -155,7 +154,6 @@ def test_a_file_in_the_place_of_a_directory_is_no_bug_of_ours(worked: ToyRun, na
 
 Draw = Any  # as DataObject.draw is: takes a strategy, gives one of its examples
 HOURS_AGO_S = 7200
-MEMORY = next((name for name in ["/dev/shm"] if Path(name).is_dir()), None)
 TEMPORARY = ".doctor.json.0123456789abcdef.tmp"
 
 
@@ -307,28 +305,21 @@ def litter(draw: Draw, root: Path) -> None:
 DAMAGES: list[Callable[[Draw, Path], None]] = [*(delete_one, delete_directory, cut, flip, litter)]
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        yield worked_run(Path(name, "model")).root
-
-
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_after_any_damage_a_repair_loses_no_result_and_leaves_nothing_to_repair(
-    model: Path, data: st.DataObject
+    toy: ToyRun, fast_dir: Path, data: st.DataObject
 ) -> None:
-    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
-        root = Path(directory, "run")
-        shutil.copytree(model, root, symlinks=True)
-        for damage in data.draw(st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=4)):
-            damage(data.draw, root)
-        before, kept = rows_of(root), truth(root)
+    root = fast_dir / os.urandom(6).hex()
+    shutil.copytree(toy.root, root, symlinks=True)
+    for damage in data.draw(st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=4)):
+        damage(data.draw, root)
+    before, kept = rows_of(root), truth(root)
 
-        told = list(repair_run(root, plan_repairs(root).repairs))
+    told = list(repair_run(root, plan_repairs(root).repairs))
 
-        assert truth(root) == kept
-        # Where a reader got nothing it may get something now.
-        assert rows_of(root) == before or isinstance(before, str)
-        assert [one for one in told if one[1].startswith("failed")] == []
-        assert plan_repairs(root).repairs == ()
+    assert truth(root) == kept
+    # Where a reader got nothing it may get something now.
+    assert rows_of(root) == before or isinstance(before, str)
+    assert [one for one in told if one[1].startswith("failed")] == []
+    assert plan_repairs(root).repairs == ()

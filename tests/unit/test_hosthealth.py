@@ -158,14 +158,11 @@ class Ward:
         self.toy = ToyRun(root / "r", 40, unit=1, max_attempts=3)
         self.clock = ManualClock()
         self.me = self.toy.worker(name, host="a", started=started)
-        self.other = self.worker("other", "b")
+        self.other = self.toy.worker("other", host="b")
         self.view = self.toy.view()
         self.liveness = Liveness(self.toy.paths, self.clock, host="a", boot="none", lease_s=1e6)
         own: dict[str, Any] = {"own": self.me.presence.presence, "every_s": 1.0}
         self.watch = HostWatch(view=self.view, liveness=self.liveness, clock=self.clock, **own)
-
-    def worker(self, name: str, host: str) -> ToyWorker:
-        return self.toy.worker(name, host=host)
 
     def attempt(self, who: ToyWorker, items: Any, kind: str = "failed", **fields: Any) -> None:
         for item in items:
@@ -220,7 +217,7 @@ def test_host_is_not_sick_while_another_of_its_workers_succeeds_but_the_worker_i
     """One GPU of four that fell off the bus."""
     ward.attempt(ward.me, range(MOST))
     ward.clock.advance(1)
-    ward.attempt(ward.worker("mate", "a"), [30], "done")
+    ward.attempt(ward.toy.worker("mate", host="a"), [30], "done")
     ward.watch.weight = MOST
     assert ward.watch.check()
     ward.attempt(ward.other, range(MOST), "done")

@@ -164,9 +164,7 @@ def test_loops_of_every_metric_give_its_values(part: Any, monkeypatch: pytest.Mo
     assert seen == set(METRICS)
 
 
-Range = Callable[[int, int], tuple[float, float]]
-
-RANGES: dict[str, Range] = {
+RANGES: dict[str, Callable[[int, int], tuple[float, float]]] = {
     "prompt_entropy": lambda n, d: (0.0, 1.0),
     "dataset_entropy": lambda n, d: (0.0, 1.0),
     "effective_rank": lambda n, d: (0.0, min(n, d)),
@@ -181,9 +179,7 @@ RANGES: dict[str, Range] = {
 }
 """As the docstrings have them."""
 
-Kind = Callable[[np.random.Generator, Any], Any]
-
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, Callable[[np.random.Generator, Any], Any]] = {
     "normal": lambda draws, z: z,
     "zero": lambda draws, z: z * 0,
     "constant": lambda draws, z: z * 0 + 1 / 3,

@@ -106,6 +106,13 @@ def main() -> None:
             "samples": list(distributed.ResumableSampler(range(9))),
         }
         (directory / f"{info.rank}.json").write_text(json.dumps(findings))
+        if info.rank == 1:
+            message = "rank 1 fails"
+            raise ValueError(message)
+        try:
+            distributed.all_reduce(torch.ones(1))
+        except RuntimeError:
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -226,7 +226,6 @@ def test_read_only_run_can_be_read_and_says_so_where_it_must_be_written(
     [
         (["status", "rum"], "rum is not a run: it has no run.json", "did you mean 'run'?"),
         (["work", "trace"], "trace is not a run: it has no run.json", ""),
-        (["status", "items.jsonl"], "items.jsonl is a file, not a run", "name the run's directory"),
         (["add", "items.jsonl", "--seal"], "items.jsonl is a file, not a run", "name the run's"),
         (["status", "."], "is not a run", "it contains runs: run"),
         (["work", "rum/../run/stages"], "is not a run", "make one with 'hpctk init'"),
@@ -238,16 +237,14 @@ def test_read_only_run_can_be_read_and_says_so_where_it_must_be_written(
         (["explain", "run", "--item", "trace"], "'trace' matches 2 items", "more of its JSON"),
         (["try", "run", "--item", "nope"], "no item is or contains 'nope'", "a part of its JSON"),
         (["logs", "run", "--worker", "nobody"], "no worker of run is called 'nobody'", ""),
+        (["doctor", "nothing"], "is not a directory", "name a run"),
         (["gather", "run", "-o", "x.xls"], "x.xls: unknown format '.xls'", ""),
         (["gather", "run", "-o", "gone/x.csv", "--partial"], "cannot write gone/x.csv", ""),
         (["gather", "run", "--stage", "item"], "has no stage 'item'", "'items'"),
         (["work", "run", "--workers", "0"], "workers must be 1 to 1024, got 0", ""),
-        (["work", "run", "--workers", "1000000000"], "must be 1 to 1024, got 1000000000", ""),
-        (["work", "run", "--deadline", "-5"], "--deadline: '-5' is not a duration", ""),
         (["work", "run", "--deadline", "@nan"], "deadline 'nan' is not a time", ""),
         (["work", "run", "--idle-exit", "nan"], "--idle-exit: 'nan' is not a duration", ""),
         (["work", "run", "--lease", "0"], "--lease: '0' is zero", ""),
-        (["work", "run", "--grace", "99999999999s"], "'99999999999s' is too large", ""),
     ],
 )
 def test_request_for_what_is_not_there_or_absurd_is_refused(

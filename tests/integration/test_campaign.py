@@ -17,6 +17,7 @@ from hpc_toolkit.slurm.batch.work import read_left
 from hpc_toolkit.worker.loading import load_object
 from tests.documents import REPOSITORY
 from tests.integration.realrun import Hpctk, wait_until
+from tests.unit.jobcommands import refused
 
 CAMPAIGN = """
 name = "toy"
@@ -121,8 +122,11 @@ def test_campaign_sequence_does_not_depend_on_workers_or_kills(
     toy: Hpctk, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     calm = run(toy, workers=1)
+    killed, sequence = kill_coordinators(toy)
+    assert killed >= 2
+    assert sequence == calm["sequence"]
     monkeypatch.setenv("TOY_SLOWEST_S", "0.15")
-    check_kills(toy, tmp_path_factory.mktemp("killed"), calm, (0, 1, 3, 4, 7, 10, 13))
+    check_kills(toy, tmp_path_factory.mktemp("killed"), calm, (0, 1, 4, 10))
 
 
 @pytest.mark.soak
@@ -157,7 +161,7 @@ def check_kills(toy: Hpctk, place: Path, calm: dict[str, Any], entries: tuple[in
 
     summary = run(other)
 
-    assert kills >= min(6, len(entries))
+    assert kills >= len(entries) - 1
     assert asks_in(place) == asks_in(toy.cwd)
     assert summary["sequence"] == calm["sequence"]
     assert summary["best"] == calm["best"]
@@ -170,9 +174,9 @@ def asks_in(root: Path) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, lines) if line["type"] == "ask"]
 
 
-@pytest.mark.slow
-def test_a_coordinator_killed_alone_is_started_again_by_the_run(toy: Hpctk) -> None:
-    calm = run(toy)
+def kill_coordinators(toy: Hpctk) -> tuple[int, list[str]]:
+    """A campaign whose coordinator alone is killed, which the run starts again: how often, and the
+    arms in their order."""
     words = ("campaign", "run", "toy.toml", "--workers", "2", "--run", "runs/again", "--json")
     started = toy.start(*words)
     log = toy.cwd / "runs/again/stages/tasks/log"
@@ -184,11 +188,7 @@ def test_a_coordinator_killed_alone_is_started_again_by_the_run(toy: Hpctk) -> N
                     os.kill(pid, signal.SIGKILL)
                     killed += 1
         time.sleep(0.02)
-
-    ended = started.ended()
-
-    assert killed >= 2
-    assert ended.json["sequence"] == calm["sequence"]
+    return killed, started.ended().json["sequence"]
 
 
 def test_second_coordinator_ends_or_repeats_nothing(toy: Hpctk) -> None:
@@ -216,11 +216,11 @@ def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
 
 
 @pytest.mark.parametrize("words", [["--items", "toy.toml"], ["--max-attempts", "5"], ["--open"]])
-def test_a_campaigns_run_takes_no_other_option(toy: Hpctk, words: list[str]) -> None:
-    ended = toy("init", "runs/toy", "--campaign", "toy.toml", *words)
+@pytest.mark.usefixtures("toy")
+def test_a_campaigns_run_takes_no_other_option(words: list[str]) -> None:
+    error = refused("init", "runs/toy", "--campaign", "toy.toml", *words)
 
-    assert ended.code == 1
-    assert "--campaign: no other option can be given" in ended.err
+    assert "--campaign: no other option can be given" in error.message
     assert not Path("runs").exists()
 
 

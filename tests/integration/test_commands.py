@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.errors import WorkloadError
+from hpc_toolkit.errors import PermanentError, WorkloadError
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker.command import CommandWorkload
-from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until
+from tests.integration.realrun import Hpctk, rows_by_id, wait_until
 
 # Prints its arguments as a JSON object.
 ARGV = (
@@ -132,13 +133,9 @@ def test_placeholder_outside_of_quotes_is_taken(
         ),
     ],
 )
-def test_command_that_fails_says_how_and_what_it_printed_last(
-    hpctk: Hpctk, command: str, error: str
-) -> None:
-    run = hpctk.worked([{}], None, command=command, max_attempts=1)
-
-    assert error in rows_by_id(run)[0]["error"]
-    assert not journal_lines(run, "death")
+def test_command_that_fails_says_how_and_what_it_printed_last(command: str, error: str) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(error)):
+        list(CommandWorkload(command).run(None, iter([{}])))
 
 
 def test_output_of_a_command_is_seen_while_it_runs(hpctk: Hpctk, tmp_path: Path) -> None:
@@ -193,25 +190,25 @@ def test_command_ends_when_its_shell_does(hpctk: Hpctk) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (r'{{"a": "\xff"}}', "'utf-8' codec can't decode byte 0xff in position 7"),
-        ("{{'a': 1}}", "Expecting property name enclosed in double quotes"),
-        ('{{"a": 1} and more', "Extra data"),
-        ('{{"a": 1, "b": {{"c": 2, "c": 3}}}}', "it has the key 'c' 2 times"),
-        ('{{"a": ' + 5000 * "1" + "}}", "Exceeds the limit (4300 digits)"),
-        ('{{"a": ' + 99999 * "[" + "}}", "recursion"),
+        (r'{"a": "\xff"}', "'utf-8' codec can't decode byte 0xff in position 7"),
+        ("{'a': 1}", "Expecting property name enclosed in double quotes"),
+        ('{"a": 1} and more', "Extra data"),
+        ('{"a": 1, "b": {"c": 2, "c": 3}}', "it has the key 'c' 2 times"),
+        ('{"a": ' + 5000 * "1" + "}", "Exceeds the limit (4300 digits)"),
+        ('{"a": ' + 99999 * "[" + "}", "recursion"),
     ],
 )
 def test_last_line_that_begins_as_an_object_and_cannot_be_read_is_reported(
-    hpctk: Hpctk, tmp_path: Path, line: str, reason: str
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], line: str, reason: str
 ) -> None:
-    (tmp_path / "line").write_text(line.replace("{{", "{").replace("}}", "}"))
-    run = hpctk.worked([{}], None, command='printf "$(cat line)"')
+    (tmp_path / "line").write_text(line)
 
-    value = rows_by_id(run)[0]["value"]
+    (value,) = CommandWorkload(f'printf "$(cat {tmp_path}/line)"').run(None, iter([{}]))
+
     assert value["exit_code"] == 0
     assert reason in value["unread_line"]
-    (log,) = run.paths.logs.iterdir()
-    assert log.read_bytes().endswith(f"not read as a result: {value['unread_line']}\n".encode())
+    said = f"not read as a result: {value['unread_line']}\n"
+    assert capsysbinary.readouterr().err.endswith(said.encode())
 
 
 def test_line_of_more_than_64_mib_is_reported_and_not_kept() -> None:
@@ -254,13 +251,13 @@ def test_item_of_any_length_is_in_a_file_and_in_the_environment_if_it_fits(
     ],
 )
 def test_value_that_no_command_can_take_fails_the_item_at_once_with_its_key(
-    hpctk: Hpctk, value: object, message: str
+    value: object, message: str
 ) -> None:
-    run = hpctk.worked([{"v": value}], None, command="echo {id} {v}")
+    with pytest.raises(PermanentError) as failed:
+        list(CommandWorkload("echo {id} {v}").run(None, iter([{"id": 0, "v": value}])))
 
-    row = rows_by_id(run)[0]
-    hint = " (read the item from the JSON file $HPCTK_ITEM_FILE)"
-    assert (row["error"], row["attempts"]) == (message + hint, 1)
+    assert failed.value.message == message
+    assert failed.value.hint == "read the item from the JSON file $HPCTK_ITEM_FILE"
 
 
 def test_byte_that_is_not_utf_8_reaches_the_command_as_it_was_given() -> None:
@@ -271,10 +268,8 @@ def test_byte_that_is_not_utf_8_reaches_the_command_as_it_was_given() -> None:
     assert value == {"exit_code": 0}
 
 
-@pytest.mark.parametrize("command", ["false | true", "exit 3 | cat >&2 | true"])
-def test_pipefail_fails_a_command_whose_pipe_has_a_program_that_failed(
-    hpctk: Hpctk, command: str
-) -> None:
+def test_pipefail_fails_a_command_whose_pipe_has_a_program_that_failed(hpctk: Hpctk) -> None:
+    command = "exit 3 | cat >&2 | true"
     for name, words in (("run", ()), ("strict", ("--pipefail",))):
         made = hpctk("init", name, "--command", command, "--count", 1, "--max-attempts", 1, *words)
         assert made.code == 0
@@ -286,14 +281,17 @@ def test_pipefail_fails_a_command_whose_pipe_has_a_program_that_failed(
     assert hpctk("try", "strict").code == 1
 
 
-@pytest.mark.parametrize("given", [{}, {"SLURM_OVERLAP": "0"}])
-@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "0"}])
+STEP = {"SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"), [({}, ""), (STEP, "1"), ({**STEP, "SLURM_OVERLAP": "0"}, "0")]
+)
 def test_items_in_a_step_may_start_steps_beside_it(
-    hpctk: Hpctk, given: dict[str, str], step: dict[str, str]
+    hpctk: Hpctk, env: dict[str, str], expected: str
 ) -> None:
     run = hpctk.make([{}], None, command='echo "{{\\"overlap\\": \\"$SLURM_OVERLAP\\"}}"')
 
-    assert hpctk("work", "run", env={**given, **step}).code == 0
+    assert hpctk("work", "run", env=env).code == 0
 
-    expected = given.get("SLURM_OVERLAP", "1" if step else "")
     assert rows_by_id(run)[0]["value"] == {"overlap": expected}

@@ -19,9 +19,9 @@ PROGRAM = Path(__file__).with_name("distributed_program.py")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank found."""
+    """What each rank found. All exit with 1 at once when rank 1 then fails."""
     directory = tmp_path_factory.mktemp("ranks")
-    run_ranks(3, PROGRAM, str(directory))
+    run_ranks(3, PROGRAM, str(directory), expected=1)
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(3)]
 
 
@@ -68,24 +68,3 @@ def test_a_signal_at_one_rank_stops_all_after_the_same_step(found: list[dict[str
 
     assert len(steps) == 1
     assert min(steps) >= 4
-
-
-FAILING = """
-import sys
-from hpc_toolkit.training.distributed import all_reduce, process_group
-import torch
-with process_group("gloo") as info:
-    if info.rank == 1:
-        raise ValueError("rank 1 fails")
-    try:
-        all_reduce(torch.ones(1))
-    except RuntimeError:
-        sys.exit(1)
-"""
-
-
-def test_an_error_in_one_rank_ends_the_others_at_once(tmp_path: Path) -> None:
-    program = tmp_path / "failing.py"
-    program.write_text(FAILING)
-
-    run_ranks(2, program, expected=1)

@@ -100,7 +100,7 @@ def blurred(text: str) -> str:
 
 SHORT = {
     *("README.md", "runs/README.md", "docs/how-to/list-of-items.md", "docs/how-to/python.md"),
-    *("docs/how-to/slurm-script.md", "docs/how-to/doctor.md"),
+    "docs/how-to/slurm-script.md",
 }
 """Of each kind of commands one document; those of the others have tests of their own besides."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace as fake  # noqa: N813 - it is called as a function
 
 import pytest
 
+from hpc_toolkit.doctor import node
 from tests.integration.realrun import Ended, Hpctk, wait_until
 from tests.toyrun import ToyRun
 
@@ -63,45 +63,22 @@ def test_an_unsafe_run_exits_with_1_and_is_found_as_by_every_command_that_reads(
     assert "log (items)" in found.out
 
 
-def test_what_is_no_directory_is_refused(hpctk: Hpctk) -> None:
-    found = hpctk("doctor", "nothing")
+def test_a_gpu_that_computes_is_told_apart_from_one_that_errs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ones(_: int, device: int) -> fake:
+        if device == 1:
+            message = "CUDA error: out of memory\nCUDA kernel errors might be reported later"
+            raise RuntimeError(message)
+        return fake(sum=lambda: fake(item=lambda: 1.0))
 
-    assert (found.code, found.out) == (1, "")
-    assert "is not a directory" in found.err
-    assert "hint: name a run" in found.err
+    gpus = fake(init=lambda: None, device_count=lambda: 2)
+    facts = {"__version__": "2.9", "version": fake(cuda="12.4"), "cuda": gpus}
+    torch = fake(**facts, device=lambda _, index: index, ones=ones)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(node, "_be_quiet", lambda: None)
 
-
-# What torch is asked for: two GPUs, played by the CPU: the second one has no memory.
-GPUS = """
-import json, torch
-from hpc_toolkit.doctor import node
-
-cpu, ones = torch.device("cpu"), torch.ones
-
-def allocate(size, device):
-    if device == 1:
-        raise RuntimeError("CUDA error: out of memory\\nCUDA kernel errors might be reported later")
-    return ones(size)
-
-torch.version.cuda = "12.4"
-torch.device = lambda kind, index: index
-torch.ones = allocate
-torch.cuda.init = lambda: None
-torch.cuda.device_count = lambda: 2
-node._be_quiet = lambda: None
-print(json.dumps(node.look_by_torch()))
-"""
-
-
-@pytest.mark.torch
-def test_a_gpu_that_computes_is_told_apart_from_one_that_errs() -> None:
-    pytest.importorskip("torch")
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", GPUS], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = node.look_by_torch()
 
     assert found["cuda"] == "12.4"
     assert found["gpus"] == ["", "CUDA error: out of memory"]

@@ -485,41 +485,16 @@ def count(number):
         file.write("call\\n")
     return 2 * number
 
+def apply(function, number):
+    return function(number)
+
 if __name__ == "__main__":
     with Executor("runs/x", workers=1) as executor:
         print(list(executor.map(count, range(5))))
 """
 NOTE = "note: __main__:count changed: its calls run again; 5 results of the code before stay in "
 CHANGED = "ConfigError: the code of __main__:count changed since runs/x has calls of it\n"
-GIVEN = """
-from hpc_toolkit import Executor
-
-def count(number):
-    with open("trace", "a", buffering=1) as file:
-        file.write("call\\n")
-    return 2 * number
-
-class Model:
-    def inner(self, number):
-        return count(number)
-    def times(self, number):
-        return self.inner(number)
-
-def apply(function, number):
-    return function(number)
-
-def made(function):
-    def wrapped(number):
-        return function(number)
-    return wrapped
-
-if __name__ == "__main__":
-    with Executor("runs/x", workers=1) as executor:
-        calls = [executor.submit(apply, count, 0), executor.submit(apply, Model().times, 1)]
-        calls += [executor.submit(Model().times, 2), executor.submit(made(count), 3)]
-        calls += [executor.submit(apply, made(count), 4)]
-        print([call.result() for call in calls])
-"""
+GIVEN = CHANGES.replace("executor.map(count,", "executor.map(apply, 5 * [count],")
 GIVEN_NOTE = (
     "note: code in what __main__:apply holds or is given changed: calls with it run again; "
 )

@@ -190,7 +190,7 @@ class Stages(World):
                 assert (len(item["rank"]), len(item["train"])) == (2, 4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_r17_everything_is_made_once_of_true_results_whatever_each_process_sees(
     steps: list[tuple[int, str, int, str, int]],
@@ -311,7 +311,7 @@ class Graph(World):
                 assert value in told[numbers[int(one)]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(GRAPHS, st.integers(0, 9), STEPS)
 def test_r17_each_item_is_added_once_with_true_results_whatever_each_process_sees(
     before: tuple[set[int], ...], seed: int, steps: list[tuple[int, str, int, str, int]]

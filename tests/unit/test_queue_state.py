@@ -107,7 +107,7 @@ def everything(view: RunView) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(passes=plans(), floors=st.dictionaries(st.integers(0, ITEMS - 1), st.integers(1, 5)))
 def test_i2_rows_are_what_the_rules_say_of_arbitrary_journals(
     fast_dir: Path, passes: list[PassPlan], floors: dict[int, int]
@@ -141,7 +141,7 @@ def test_i2_rows_are_what_the_rules_say_of_arbitrary_journals(
     assert counts.total == ITEMS
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(passes=plans(), order=st.permutations(WORKERS), data=st.data())
 def test_i2_the_order_of_reading_changes_nothing(
     fast_dir: Path, passes: list[PassPlan], order: list[str], data: st.DataObject
@@ -170,7 +170,7 @@ def test_i2_the_order_of_reading_changes_nothing(
     assert {**found, "seconds": 0.0} == {**wanted, "seconds": 0.0}
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(passes=plans(), damage=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=2))
 def test_i8_passes_and_lines_give_one_state_also_after_damage(
     fast_dir: Path, passes: list[PassPlan], damage: list[tuple[float, int]]
@@ -295,7 +295,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(lines=LINES, order=st.permutations(WORKERS), floor=st.integers(0, 3), data=st.data())
 def test_i2_every_reader_finds_the_same_needs_and_they_never_unfail_an_item(
     fast_dir: Path,

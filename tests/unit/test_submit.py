@@ -7,10 +7,9 @@ import os
 import re
 import shlex
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -167,21 +166,18 @@ def test_a_node_whose_failure_says_nothing_about_the_next_job_is_not_left_out(
     assert len(sent(programs)[0]) == 2
 
 
-def sick_notice(run: ToyRun, at: float, *, job: str | None = "7", **changes: Any) -> None:
-    """Workers of host n3 left because everything failed there."""
-    run.worker("w", host="n3", job=job)
-    reason = "host n3 is sick: 8 items in a row failed there, and others finished them"
-    fields = {"host": "n3", "worker": "w", "whole": True, "sure": True, "reason": reason}
-    give_health_notice(run.paths, HealthNotice(**{**fields, "at": at, **changes}))
-
-
 def test_a_sick_node_is_left_out_with_the_reason(run: ToyRun, programs: Programs) -> None:
-    sick_notice(run, time.time() - 60)
+    run.worker("w", host="n3", job="7")
+    why = "8 items in a row failed there, and others finished them"
+    notice = {"whole": True, "sure": True, "reason": f"host n3 is sick: {why}"}
+    give_health_notice(
+        run.paths, HealthNotice(host="n3", worker="w", at=time.time() - 60, **notice)
+    )
 
     result = call()
 
-    why = "8 items in a row failed there, and others finished them (job 7)"
-    assert f"note: n3 is left out (--no-exclude-failed takes it): {why}\n" in result.stderr
+    said = f"note: n3 is left out (--no-exclude-failed takes it): {why} (job 7)\n"
+    assert said in result.stderr
     assert sent(programs)[0][1] == "--exclude=n3"
     call("--no-exclude-failed")
     assert len(sent(programs)[1]) == 2
@@ -267,14 +263,6 @@ def test_nothing_is_sent_from_a_forbidden_directory(
     assert read_jobs(run.paths) == []
 
 
-def cancelling(programs: Programs, run: ToyRun) -> None:
-    """Let 'hpctk cancel' end the chain while sbatch accepts a job of it."""
-    (record,) = run.paths.jobs.glob("keep-*.json")
-    ended = programs.root / "ended.json"
-    ended.write_text(json.dumps({**json.loads(record.read_text()), "ended": CANCELLED}))
-    programs.add("sbatch", f"cat {ended} > {record.absolute()}\n{SBATCH}")
-
-
 def test_a_job_that_is_accepted_while_cancel_ends_its_chain_is_cancelled(
     programs: Programs, run: ToyRun
 ) -> None:
@@ -284,7 +272,11 @@ def test_a_job_that_is_accepted_while_cancel_ends_its_chain_is_cancelled(
     jobcommands.call(*words)
     assert programs.calls("scancel") == []
 
-    cancelling(programs, run)
+    # As 'hpctk cancel' ends the chain while sbatch accepts a job of it.
+    (record,) = run.paths.jobs.glob("keep-*.json")
+    ended = programs.root / "ended.json"
+    ended.write_text(json.dumps({**json.loads(record.read_text()), "ended": CANCELLED}))
+    programs.add("sbatch", f"cat {ended} > {record.absolute()}\n{SBATCH}")
     result = jobcommands.call(*words)
 
     assert f"no more jobs are sent: {CANCELLED}" in result.output
@@ -541,9 +533,6 @@ def test_cancel_leaves_a_job_alone_that_may_be_anothers(
     assert programs.calls("scancel") == ["8"]
 
 
-TRAINING = RunJob(job="7", name="gpt", log="slurm/%x-%j.out", submitted=100.0, by=own_login())
-
-
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a training below an empty directory."""
@@ -560,27 +549,18 @@ def write(path: Path, text: str, *, age_s: float) -> None:
     os.utime(path, (at, at))
 
 
-def status_lines() -> list[str]:
-    """The lines of the training's status, without the ages in them."""
-    return re.sub(
-        r"[0-9][0-9.a-z ]* ago", "AGO", jobcommands.call("status", "runs/gpt").stdout
-    ).splitlines()
-
-
-def note(root: Path, job: RunJob = TRAINING) -> None:
-    record_job(RunPaths(root), RunJob(**{**asdict(job), "cwd": str(Path.cwd())}))
-
-
-def running(programs: Programs, **cells: str) -> None:
+def running(root: Path, programs: Programs, **cells: str) -> None:
+    """The job of the training is noted, and Slurm knows it."""
     line = {"Name": "gpt", "State": "RUNNING", "NodeList": "n[1-2]", "Reason": "None", **cells}
     programs.answer("squeue", pending_line("7", **line))
+    job = RunJob(job="7", name="gpt", log="slurm/%x-%j.out", submitted=100.0, by=own_login())
+    record_job(RunPaths(root), replace(job, cwd=str(Path.cwd())))
 
 
 def test_status_shows_the_job_the_last_output_and_the_last_checkpoint(
     root: Path, programs: Programs
 ) -> None:
-    running(programs, RestartCnt="2", EndTime="N/A")
-    note(root)
+    running(root, programs, RestartCnt="2", EndTime="N/A")
     launch = root / "logs" / "7.2.0"
     write(root / "logs/7.1.0/rank-0.restart-3.out", "step 9\n", age_s=900)
     write(launch / "rank-0.restart-0.out", "step 1\n", age_s=500)
@@ -590,7 +570,8 @@ def test_status_shows_the_job_the_last_output_and_the_last_checkpoint(
         write(root / f"checkpoints/step-{step:09d}.pt", "", age_s=200 - step)
     (root / "checkpoints/.step-000000150.pt.1.tmp").touch()
 
-    assert status_lines() == [
+    shown = jobcommands.call("status", "runs/gpt").stdout
+    assert re.sub(r"[0-9][0-9.a-z ]* ago", "AGO", shown).splitlines() == [
         "runs/gpt: RUNNING",
         "  job 7       RUNNING on n[1-2], 2 restarts",
         "  restarts    the ranks of the latest launch were restarted once",
@@ -603,8 +584,7 @@ def test_status_shows_the_job_the_last_output_and_the_last_checkpoint(
 def test_check_fails_after_a_job_that_did_not_complete(
     root: Path, programs: Programs, state: str, code: int
 ) -> None:
-    running(programs, State=state)
-    note(root)
+    running(root, programs, State=state)
 
     assert jobcommands.call("status", "runs/gpt", "--check").exit_code == code
 

@@ -23,7 +23,7 @@ from hpc_toolkit.queue.log import SEALED
 from hpc_toolkit.rundir.layout import Manifest
 from tests.model.coordinating import SCORES, Answer, Halt, Result, decisions_in, made_policy, play
 from tests.model.memorydisk import ROOT, Content
-from tests.model.values import spend
+from tests.model.values import pay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,18 +158,18 @@ class Coordinators:
                 continue
             halt = self.halts[coordinator]
             for answer, evil, logs in self._answers(state, coordinator, halt):
-                after = self._spend(state._replace(logs=logs), evil)
+                after = pay(state._replace(logs=logs), EVILS, evil)
                 if after is not None:
                     now = self._with(after, place, self.after(coordinator, answer))
                     if now != state:
                         yield f"coordinator {coordinator}, {_title(halt)}: {_said(answer)}", now
             if coordinator != self.root and (halt.at != "end" or halt.code == 75):
-                again = self._spend(self._with(state, place, self.root), "crash")
+                again = pay(self._with(state, place, self.root), EVILS, "crash")
                 if again is not None:
                     yield f"coordinator {coordinator} is killed and started again", again
         yield from self._work(state)
         tasks = state.logs[1]
-        again = self._spend(state, "retry")
+        again = pay(state, EVILS, "retry")
         if again is not None and tasks:
             record = {"format": 1, "floors": [[1, 0, 1]]}
             entry = (f"retries/{len(tasks) + 1:06d}.json", json.dumps(record).encode())
@@ -178,10 +178,6 @@ class Coordinators:
     def _with(self, state: State, place: int, coordinator: int) -> State:
         others = state.coordinators[:place] + state.coordinators[place + 1 :]
         return state._replace(coordinators=tuple(sorted((*others, coordinator))))
-
-    def _spend(self, state: State, evil: str) -> State | None:
-        left = spend(state.left, EVILS.index(evil)) if evil else state.left
-        return state._replace(left=left) if min(left) >= 0 else None
 
     def _answers(
         self, state: State, coordinator: int, halt: Halt
@@ -273,7 +269,7 @@ class Coordinators:
                 )
 
     def _do(self, state: State, result: Result, evil: str) -> Iterator[tuple[str, State]]:
-        after = self._spend(state, evil)
+        after = pay(state, EVILS, evil)
         if after is not None and result not in state.results:
             what = f"item {result.entry}-{result.item} is done in generation {result.generation}"
             yield what, after._replace(results=state.results | {result})

@@ -23,7 +23,7 @@ from hpc_toolkit.results.explain import retry_failed
 from hpc_toolkit.rundir.journal import decode_line, encode_line
 from hpc_toolkit.rundir.layout import Manifest, StageSpec
 from tests.model.memorydisk import ROOT, Content, Disk, mounted, run_paths
-from tests.model.values import Choices, every, put, replies, spend
+from tests.model.values import Choices, every, pay, put, replies, spend
 from tests.oracle import Told, expect
 from tests.toyrun import plain_items, spec_of, units_of
 
@@ -242,13 +242,13 @@ class FollowingModel:
             size = len(state.journals[who])
             if state.synced[who] < size:
                 yield f"w{who} syncs", state._replace(synced=put(state.synced, who, size))
-                cut = self._spend(state, "cut")
+                cut = pay(state, EVILS, "cut")
                 if cut is not None:
                     kept = state.journals[who][: state.synced[who]]
                     journals = put(state.journals, who, kept)
                     cut = cut._replace(journals=journals, synced=put(state.synced, who, -1))
                     yield f"the host of w{who} loses its power", cut
-        retried = self._spend(state, "retry")
+        retried = pay(state, EVILS, "retry")
         if retried is not None:
             after = self._retry(retried)
             if after.logs != state.logs:
@@ -275,10 +275,10 @@ class FollowingModel:
                     continue
                 name = self.names[at]
                 over = now[at][entry, position].state != "pending"
-                paid = self._spend(state, "again") if over else state
+                paid = pay(state, EVILS, "again") if over else state
                 for kind in ("done", "failed") if paid is not None else ():
                     assert paid is not None
-                    after = self._spend(paid, "fail") if kind == "failed" else paid
+                    after = pay(paid, EVILS, "fail") if kind == "failed" else paid
                     if after is not None:
                         ref = (name, entry, position)
                         what = f"ends {name} {entry}/{position}: {kind}"
@@ -367,11 +367,6 @@ class FollowingModel:
                 retry_failed(view, stage)
         logs, payloads = self._written(disk.world)
         return state._replace(logs=logs, payloads=payloads)
-
-    @staticmethod
-    def _spend(state: State, evil: str) -> State | None:
-        left = spend(state.left, EVILS.index(evil))
-        return state._replace(left=left) if min(left) >= 0 else None
 
 
 class FollowingChecker:

@@ -47,6 +47,7 @@ from tests.model.values import (
     Take,
     claims_in,
     every,
+    pay,
     payloads_in,
     put,
     replies,
@@ -242,7 +243,7 @@ class Model:
         return self.names[who] if who < workers else f"person {who - workers}"
 
     def _crash(self, state: State, who: int, actor: Actor) -> Iterator[tuple[str, State]]:
-        dead = self._spend(self._with(state, who, actor._replace(phase="dead")), "crash")
+        dead = pay(self._with(state, who, actor._replace(phase="dead")), EVILS, "crash")
         if dead is not None:
             yield f"{self.names[who]} is killed", dead
             if actor.phase == "pass" and self.config.torn:
@@ -372,7 +373,7 @@ class Model:
             yield from self._play(state, who, begun, "begins", ())
             return
         for evil, *events in self._events(state, who, actor):
-            paid = self._spend(state, evil) if evil else state
+            paid = pay(state, EVILS, evil)
             if paid is not None:
                 yield from self._play(paid, who, actor, "/".join(events), tuple(events))
 
@@ -557,8 +558,3 @@ class Model:
     @staticmethod
     def _presence(state: State, who: int, value: str) -> State:
         return state._replace(presence=put(state.presence, who, value))
-
-    @staticmethod
-    def _spend(state: State, evil: str) -> State | None:
-        left = spend(state.left, EVILS.index(evil))
-        return state._replace(left=left) if min(left) >= 0 else None

@@ -10,7 +10,7 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
     from tests.model.values import Config
-
-S = TypeVar("S")
-T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -52,26 +49,6 @@ class ViolationError(AssertionError):
     """An invariant does not hold; says after which steps."""
 
 
-class Steps(Protocol[S]):
-    """A model whose states are of type ``S``."""
-
-    def initial(self) -> S: ...
-
-    def steps(self, state: S) -> Iterator[tuple[str, S]]:
-        """Every (what happens, state after it)."""
-
-
-class Checks(Protocol[T_contra]):
-    """What must hold; an AssertionError says what does not."""
-
-    def state(self, state: T_contra) -> None: ...
-
-    def step(self, before: T_contra, after: T_contra) -> None: ...
-
-    def leaf(self, state: T_contra) -> bool:
-        """Where nothing can happen any more; whether all was complete there."""
-
-
 def search(config: Config, *, limit: int = 10_000_000) -> Found:
     """Visit every state of workers and people, as :func:`explore` does."""
     with memory_instead_of_files():
@@ -79,14 +56,17 @@ def search(config: Config, *, limit: int = 10_000_000) -> Found:
         return explore(model, Checker(model), limit=limit)
 
 
-def explore(model: Steps[S], checker: Checks[S], *, limit: int = 10_000_000) -> Found:
-    """Visit every state of a model.
+def explore(model: Any, checker: Any, *, limit: int = 10_000_000) -> Found:
+    """Visit every state of a model, from ``initial`` by its ``steps``: (what happens, state after).
+
+    The checker's ``state``, ``step`` and ``leaf`` fail where something does not hold; a leaf is a
+    state in which nothing can happen any more, and tells whether all was complete there.
 
     Raises ViolationError: with the shortest way to the state that violates something.
     """
     began = time.monotonic()
     start = model.initial()
-    parents: dict[S, tuple[S, str] | None] = {start: None}
+    parents: dict[Any, tuple[Any, str] | None] = {start: None}
     steps = leaves = complete = 0
     todo = deque([start])
     while todo:
@@ -114,9 +94,9 @@ def explore(model: Steps[S], checker: Checks[S], *, limit: int = 10_000_000) -> 
     return Found(len(parents), steps, leaves, complete, time.monotonic() - began)
 
 
-def _way(parents: dict[S, tuple[S, str] | None], state: S) -> str:
+def _way(parents: dict[Any, tuple[Any, str] | None], state: Any) -> str:
     way = []
-    at: S | None = state
+    at: Any = state
     while at is not None and (step := parents[at]) is not None:
         at, what = step
         way.append(f"  {what}")

@@ -165,6 +165,12 @@ def every(run: Callable[[Choices], T]) -> Iterator[T]:
         plan[-1] += 1
 
 
+def pay(state: Any, evils: tuple[str, ...], evil: str) -> Any:
+    """A state in which an evil happened, if there is one; None if there is not so much left."""
+    left = spend(state.left, evils.index(evil)) if evil else state.left
+    return state._replace(left=left) if min(left) >= 0 else None
+
+
 def replies(choices: Choices, left: int, lost: list[str]) -> Callable[[str], str]:
     """What becomes of the replies to calls that create a name, of which so many may be lost."""
 

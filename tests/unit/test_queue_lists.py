@@ -25,6 +25,8 @@ from hpc_toolkit.system.quantities import parse_range
 from hpc_toolkit.worker.command import fill
 from tests.unit.jobcommands import call
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 
 def test_a_grid_is_all_combinations_and_its_last_name_varies_fastest() -> None:
     assert list(grid(["lr=0.1, 0.001", "seed=0:4:2,9"])) == [
@@ -192,11 +194,6 @@ max_failures = "5%"
 open = true
 items_per_claim = 2
 """
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def init(*words: str) -> Any:

@@ -20,15 +20,9 @@ from tests.scripttext import batch_words
 from tests.toyrun import ToyRun
 from tests.unit import jobcommands
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 DEFAULT = Path("slurm/work-queue.sbatch")
 CHECKOUT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Run below an empty directory, as nothing but the current one may be written to."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 call = partial(jobcommands.call, "render")

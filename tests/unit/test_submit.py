@@ -534,9 +534,8 @@ def test_cancel_leaves_a_job_alone_that_may_be_anothers(
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root() -> Path:
     """The directory of a training below an empty directory."""
-    monkeypatch.chdir(tmp_path)
     root = Path("runs/gpt")
     root.mkdir(parents=True)
     return root

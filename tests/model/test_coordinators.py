@@ -20,7 +20,6 @@ from tests.model.search import Found, Mistake, explore, made, mistakes, worlds
 SMALL = {
     "two coordinators": World(),
     "two asks wait at once": World(pending=2),
-    "one coordinator, two asks at once": World(coordinators=1, pending=2, evils={"crash": 1}),
     "three coordinators": World(coordinators=3, budget=1),
     "a coordinator is killed and started again": World(budget=1, evils={"crash": 2}),
     "a reply to an ask is lost": World(budget=1, evils={"lost": 1, "crash": 1}),
@@ -38,8 +37,6 @@ SMALL = {
 }
 
 LONG = (
-    "two asks wait at once",
-    "a coordinator is killed and started again",
     "rounds of two",
     "a restart takes the results and not what was told",
     "a table without its journals is a result",

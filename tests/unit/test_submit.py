@@ -169,10 +169,15 @@ def test_a_node_whose_failure_says_nothing_about_the_next_job_is_not_left_out(
 def test_a_sick_node_is_left_out_with_the_reason(run: ToyRun, programs: Programs) -> None:
     run.worker("w", host="n3", job="7")
     why = "8 items in a row failed there, and others finished them"
-    notice = {"whole": True, "sure": True, "reason": f"host n3 is sick: {why}"}
-    give_health_notice(
-        run.paths, HealthNotice(host="n3", worker="w", at=time.time() - 60, **notice)
+    notice = HealthNotice(
+        host="n3",
+        worker="w",
+        whole=True,
+        sure=True,
+        reason=f"host n3 is sick: {why}",
+        at=time.time() - 60,
     )
+    give_health_notice(run.paths, notice)
 
     result = call()
 

@@ -20,7 +20,6 @@ from tests.faults.flaky import Flaky
 from tests.faults.smalldisk import fill, on_disk
 from tests.faults.test_damage import soaking
 from tests.faults.test_faults import check_rows
-from tests.integration.realrun import wait_until
 from tests.toyrun import ToyRun
 
 T = TypeVar("T")
@@ -62,10 +61,10 @@ class Place:
         """A filesystem that fails while the file ``broken`` exists."""
         return Flaky(self.run, while_exists=self.broken, names=names)
 
-    def after_30(self, change: Callable[[], T]) -> T:
+    def after_30(self, worker: Going, change: Callable[[], T]) -> T:
         """Make a change between the 30th item and the next one, which waits for the gate."""
         run = Run.open(self.run)
-        wait_until(lambda: run.status().stages["items"].done >= 30, "the first items")
+        worker.until(lambda: run.status().stages["items"].done >= 30)
         changed = change()
         self.gate.touch()
         return changed
@@ -108,13 +107,14 @@ def test_a_worker_whose_filesystem_fails_now_and_then_loads_its_model_once(
     tally.count(f"work, {rate:.0%} of all calls fail", changes=0, cuts=names - 1)
 
 
-def broken(place: Place, *words: str, names: tuple[str, ...] = WRITES) -> Going:
+def broken(place: Place, *words: str) -> Going:
     """A worker that has done some items, and waits for its filesystem."""
+    place.items = 100
     place.make()
     place.gate.unlink()
-    worker = place.start(place.breaks(names), *words)
-    place.after_30(place.broken.touch)
-    wait_until(place.waits, "the wait")
+    worker = place.start(place.breaks(), *words)
+    place.after_30(worker, place.broken.touch)
+    worker.until(place.waits)
     return worker
 
 
@@ -165,14 +165,13 @@ def test_a_request_to_drain_ends_a_worker_that_waits(place: Place) -> None:
 @pytest.mark.parametrize("names", [WRITES, ("open", "stat", "flock", *WRITES)])
 def test_the_deadline_ends_a_worker_that_waits(place: Place, names: tuple[str, ...]) -> None:
     """Also one that could not even join the run."""
-    place.make()
-    if names != WRITES:
-        place.broken.touch()
+    if names == WRITES:  # a busy machine needs seconds for the first items
+        worker = broken(place, "--deadline", "6s")
     else:
-        place.gate.unlink()
-    worker = place.start(place.breaks(names), "--deadline", "3s")
-    if names == WRITES:
-        place.after_30(place.broken.touch)
+        place.items = 100
+        place.make()
+        place.broken.touch()
+        worker = place.start(place.breaks(names), "--deadline", "2s")
 
     ended = worker.end()
 
@@ -187,8 +186,8 @@ def check_full(place: Place) -> None:
     place.make()
     place.gate.unlink()
     worker = place.start(None)
-    give_back = place.after_30(partial(fill, place.run.parent, pages=0))
-    wait_until(place.waits, "the wait")
+    give_back = place.after_30(worker, partial(fill, place.run.parent, pages=0))
+    worker.until(place.waits)
     time.sleep(0.5)
 
     give_back()

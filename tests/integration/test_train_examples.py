@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
-from examples import train_ddp, train_trees
-from hpc_toolkit.errors import HpcToolkitError
+from examples import mini_pythia, train_ddp, train_trees
+from hpc_toolkit.errors import HpcToolkitError, PermanentError
+from hpc_toolkit.science.workloads.text_tasks import training_stories
 from hpc_toolkit.training.distributed import DistributedInfo
 from tests.integration.realrun import REPOSITORY, Hpctk, wait_until
 from tests.integration.startedranks import run_ranks
@@ -203,3 +205,63 @@ def test_a_signal_saves_the_trees_and_asks_for_another_start(tmp_path: Path) -> 
     saved = train_trees.XGBoostTrees(1, train_trees.made_data(600, 8)[0], left)
     assert 0 < saved.rounds() < 100_000
     assert saved.rounds() % 3 == 0
+
+
+def train(root: Path, **options: Any) -> dict[str, Any]:
+    item = {"size": "mini-s", "root": str(root), "steps": [0, 1, 3], "texts": 60, **options}
+    return mini_pythia.train(item)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("once")
+    value = train(root)
+    assert value["trained"]
+    assert value["loss"] < value["first_loss"]
+    json.dumps(value, allow_nan=False)
+    return root
+
+
+def test_training_again_elsewhere_gives_the_same_bytes(once: Path, tmp_path: Path) -> None:
+    train(tmp_path)
+
+    assert contents(tmp_path) == contents(once)
+
+
+def test_training_cut_off_goes_on_to_the_same_bytes(once: Path, tmp_path: Path) -> None:
+    shutil.copytree(once / "mini-s/step0", tmp_path / "mini-s/step0")
+    (tmp_path / "mini-s/.step1.0badc0de").mkdir()
+    (tmp_path / "mini-s/step3").mkdir()  # without its last file: not whole
+
+    train(tmp_path)
+
+    assert contents(tmp_path) == contents(once)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": "mini-x"}, "no size 'mini-x'"),
+        ({"steps": []}, r"steps must increase from 0, got \[\]"),
+        ({"steps": [0, 4, 2]}, "steps must increase"),
+        ({"steps": [1, 2]}, "steps must increase"),
+    ],
+)
+def test_training_of_what_makes_no_sense_is_permanent(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PermanentError, match=message):
+        train(tmp_path, **options)
+
+
+def test_prompts_are_sentences_that_are_not_trained_on(tmp_path: Path) -> None:
+    prompts = mini_pythia.write_prompts(tmp_path / "data/prompts.txt")
+
+    stories = " ".join(" ".join(training_stories()).split())
+    assert (tmp_path / "data/prompts.txt").read_text().splitlines() == prompts
+    assert len(prompts) == len(set(prompts)) == mini_pythia.PROMPTS
+    assert not [prompt for prompt in prompts if prompt in stories]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from hpc_toolkit.science.workloads import onepass
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics, augment
 from hpc_toolkit.science.workloads.onepass import BatchSize
+from tests.documents import REPOSITORY
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -285,3 +288,32 @@ def test_metrics_of_the_users_own_see_the_states_of_the_one_pass(
     ):
         with pytest.raises(ConfigError, match=says):
             workload(root, metrics=["anisotropy", name])
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark of a checkpoint's time, at a size that takes a second."""
+    benchmarks = REPOSITORY / "benchmarks"
+    monkeypatch.syspath_prepend(benchmarks)
+    return runpy.run_path(str(benchmarks / "cuda.py"))
+
+
+def test_the_parts_of_a_checkpoints_time_are_told_with_what_bounds_it(cuda: Any) -> None:
+    text = "\n".join(cuda["measured"](cuda["TINY"], torch.device("cpu")))
+
+    shares = {
+        part: int(share) for part, share in re.findall(r"\| (\w+) \| [\d.]+ \| (\d+)% \|", text)
+    }
+    assert set(shares) == {"load", "forward", "metrics"}
+    assert sum(shares.values()) == pytest.approx(100, abs=1)
+    (bound,) = re.findall(r"Bound by: (\w+)\.", text)
+    assert shares[bound] == max(shares.values())
+    assert "difference of a value from the CPU: 0e+00" in text
+
+
+@pytest.mark.cuda
+def test_the_gpu_agrees_with_the_cpu(cuda: Any) -> None:
+    text = "\n".join(cuda["measured"](cuda["TINY"], torch.device("cuda")))
+
+    (found,) = re.findall(r"from the CPU: (\S+)\.\n", text)
+    assert float(found) < 1e-4

@@ -65,23 +65,26 @@ cat "$FAKE_DIR/lost_nodes"
 SCANCEL = """
 kill -USR1 "$(cat "$FAKE_DIR/rank.pid")"
 """
-# The interpreter: the real batch process, what a node says before the ranks start, the worker.
+# The interpreter: the real batch process, what a node says before the ranks start and what it
+# stages, and the worker, or what a launcher or a script does.
 PYTHON = """
 if [[ $1 == -P ]]; then shift; fi
 case $3 in
   batch) exec "$REAL_PYTHON" "$FAKE_DIR/batch.py" "$0" "${@:3}" ;;
   preflight) cat "$FAKE_DIR/ready"; exit "$(cat "$FAKE_DIR/preflight_code")" ;;
   campaign) exec "$FAKE_DIR/coordinator" ;;
-  work)
-    env -0 > "$FAKE_DIR/rank.env"
-    echo $$ > "$FAKE_DIR/rank.pid"
-    if [[ -e $FAKE_DIR/works_until_signalled ]]; then
-      trap 'exit "$(cat "$FAKE_DIR/work_code")"' USR1 TERM
-      touch "$FAKE_DIR/working"
-      while :; do sleep 0.02; done
-    fi
-    exit "$(cat "$FAKE_DIR/work_code")" ;;
+  stage)
+    for user in $(cat "$FAKE_DIR/users"); do mkdir -p "$4/n1/.users/$user"; done
+    exit 0 ;;
 esac
+env -0 > "$FAKE_DIR/rank.env"
+echo $$ > "$FAKE_DIR/rank.pid"
+if [[ -e $FAKE_DIR/works_until_signalled ]]; then
+  trap 'exit "$(cat "$FAKE_DIR/work_code")"' USR1 TERM
+  touch "$FAKE_DIR/working"
+  while :; do sleep 0.02; done
+fi
+exit "$(cat "$FAKE_DIR/work_code")"
 """
 # The real batch process, which calls the interpreter above and is told what is left of the run.
 BATCH = """
@@ -607,8 +610,9 @@ def test_the_checks_and_the_ranks_run_in_the_container(slurm: FakeSlurm, name: s
     assert found == ["preflight", "work"]
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(
+    ("name", "plain"), [*((name, False) for name in CONTAINERS), ("enroot", True), ("pyxis", True)]
+)
 def test_a_program_runs_in_the_container_and_the_checks_outside(
     slurm: FakeSlurm, name: str, plain: bool
 ) -> None:

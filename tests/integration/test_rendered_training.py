@@ -15,25 +15,9 @@ from tests.integration.test_rendered_script import HOSTILE_NAME, FakeSlurm, slur
 
 __all__ = ["slurm"]
 
-# The interpreter: the real batch process, what a node stages, and what a launcher or a script does.
-PYTHON = """#!/bin/bash
-printf '%s\\0' "${0##*/}" "$@" > "$FAKE_DIR/calls/$EPOCHREALTIME.$$"
-if [[ $1 == -P ]]; then shift; fi
-case $3 in
-  batch) exec "$REAL_PYTHON" "$FAKE_DIR/batch.py" "$0" "${@:3}" ;;
-  preflight) exit 0 ;;
-  stage)
-    for user in $(cat "$FAKE_DIR/users"); do mkdir -p "$4/n1/.users/$user"; done
-    exit 0 ;;
-esac
-env -0 > "$FAKE_DIR/rank.env"
-exit "$(cat "$FAKE_DIR/work_code")"
-"""
-
 
 @pytest.fixture
 def node(slurm: FakeSlurm) -> FakeSlurm:
-    slurm.python.write_text(PYTHON, encoding="utf-8")
     slurm.environ |= {"SLURMD_NODENAME": "n1", "SLURM_LOCALID": "1"}
     return slurm
 

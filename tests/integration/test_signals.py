@@ -121,7 +121,7 @@ Worker.__init__ = slowly
 """
 
 
-@pytest.mark.parametrize("sig", DRAINS)
+@pytest.mark.parametrize("sig", [signal.SIGTERM, *WARNINGS[:1]])
 def test_drain_of_a_worker_that_starts_is_not_forgotten(
     hpctk: Hpctk, tmp_path: Path, sig: signal.Signals
 ) -> None:

@@ -198,7 +198,8 @@ def loader(item: Item) -> Item:
 
 def mixed(item: Item) -> Item:
     """One of the ways in which scripts start processes and threads, chosen by the item's number."""
-    note_start(item)
+    with open(item["trace"], "a") as file:
+        file.write(f"start {item['id']} {os.getpid()} {parent_of(os.getppid())[0]}\n")
     ways: list[Callable[[Item], Any]] = [
         lambda item: pool({**item, "method": "fork"}),
         lambda item: pool({**item, "method": "spawn"}),
@@ -218,8 +219,3 @@ def mixed(item: Item) -> Item:
 def executor_of_processes(item: Item) -> Item:
     with ProcessPoolExecutor(2) as workers:
         return {"squares": list(workers.map(square, range(3)))}
-
-
-def note_start(item: Item) -> None:
-    with open(item["trace"], "a") as file:
-        file.write(f"start {item['id']} {os.getpid()} {parent_of(os.getppid())[0]}\n")

@@ -16,6 +16,7 @@ import pytest
 from filelock import FileLock
 
 from hpc_toolkit.run import Run
+from hpc_toolkit.system.processes import parent_of
 from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
 
 pytestmark = [pytest.mark.slow]
@@ -57,10 +58,6 @@ def accepts(address: str) -> bool:
     return True
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
     hpctk: Hpctk, address: str
 ) -> None:
@@ -84,7 +81,7 @@ def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
     os.kill(killed, signal.SIGKILL)
     wait_for(3)
     # What is left of an actor that Ray kills; its worker is asked to finish its item.
-    os.kill(parent_of(other), signal.SIGKILL)
+    os.kill(parent_of(other)[0], signal.SIGKILL)
     wait_for(4)
     (hpctk.cwd / "go").touch()
     ended = work.ended()

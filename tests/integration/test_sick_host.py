@@ -29,10 +29,6 @@ def start(hpctk: Hpctk, host: str, workers: int) -> Started:
     return hpctk.start("work", "run", "--workers", workers, env={"HPCTK_HOST": host})
 
 
-def notes_of(run: Run, host: str) -> list[str]:
-    return [worker["note"] for worker in workers_of(run) if worker["host"] == host]
-
-
 def started_on(hpctk: Hpctk, host: str) -> list[int]:
     """Items by the order in which they began on a host."""
     return [int(words[1]) for words in hpctk.noted("start") if words[2] == host]
@@ -70,7 +66,8 @@ def test_black_hole_is_stopped_after_8_items_a_worker_and_costs_no_item(hpctk: H
     assert 8 <= len(hurt) <= 8 * 3
     # Others try what failed there before they go on with what nobody tried.
     assert hurt & set(started_on(hpctk, "node-b")[:20])
-    assert any("host node-a is sick: " in note for note in notes_of(run, "node-a"))
+    notes = [worker["note"] for worker in workers_of(run) if worker["host"] == "node-a"]
+    assert any("host node-a is sick: " in note for note in notes)
     assert healthy.ended().code == 0
     rows = rows_by_id(run)
     assert {row["state"] for row in rows.values()} == {"done"}

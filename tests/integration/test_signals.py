@@ -148,7 +148,7 @@ def test_warning_lets_the_running_item_use_the_time_until_the_deadline(hpctk: Hp
 
 
 def test_drain_lets_the_workers_of_now_leave_and_later_ones_finish(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(400, 0.1)
+    run = hpctk.make_sleeping(150, 0.1)
     work = hpctk.start("work", "run", "--workers", 2)
     wait_until(lambda: run.status().workers.alive == 2, "both workers")
     wait_until(lambda: run.status().stages["items"].done, "the first item")
@@ -157,10 +157,10 @@ def test_drain_lets_the_workers_of_now_leave_and_later_ones_finish(hpctk: Hpctk)
 
     assert work.ended().code == 75
     status = run.status()
-    assert 0 < status.stages["items"].done < 400
+    assert 0 < status.stages["items"].done < 150
     assert status.workers.finished == 2
     assert status.deaths == 0
     (request,) = run.paths.control.iterdir()
     assert json.loads(request.read_text())["request"] == "drain"
     assert hpctk("work", "run", "--workers", 8).code == 0
-    assert [row["attempts"] for row in run.results()] == [1] * 400
+    assert [row["attempts"] for row in run.results()] == [1] * 150

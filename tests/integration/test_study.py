@@ -119,7 +119,9 @@ def test_killed_workers_repeat_their_trials_and_no_trial_is_lost(hpctk: Hpctk) -
     assert head.endswith("value.state,value.value,value.params.x,value.params.kind,value.params.y")
     export = ("export", "runs/tune", "--to", "optuna")
     assert hpctk(*export).out == "study.log\n"
-    exported = optuna.load_study(study_name="tune", storage=_journal("study.log"))
+    journal = optuna.storages.journal.JournalFileBackend("study.log")
+    storage = optuna.storages.JournalStorage(journal)
+    exported = optuna.load_study(study_name="tune", storage=storage)
     assert [_told(one) for one in exported.trials] == [_told(one) for one in found]
     assert exported.best_value == best.value
     again = hpctk(*export)
@@ -127,10 +129,6 @@ def test_killed_workers_repeat_their_trials_and_no_trial_is_lost(hpctk: Hpctk) -
     assert "DuplicatedStudyError" in again.err
     assert hpctk(*LINE, "--workers", "4").code == 0
     assert lines("calls.jsonl") == calls
-
-
-def _journal(name: str) -> Any:
-    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(name))
 
 
 def _told(trial: Any) -> Any:

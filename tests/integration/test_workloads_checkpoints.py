@@ -110,18 +110,6 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., str]) -> lis
     return calls
 
 
-def not_found(kind: str) -> Callable[..., str]:
-    from huggingface_hub import errors
-
-    def answer() -> str:
-        error = getattr(errors, kind)
-        instance = error.__new__(error)  # its constructor wants a response of the server
-        instance.args = ("injected",)
-        raise instance
-
-    return answer
-
-
 def test_hub_checkpoint_is_asked_for_by_name_and_revision(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +125,15 @@ def test_hub_checkpoint_is_asked_for_by_name_and_revision(
 def test_hub_revision_that_does_not_exist_is_permanent(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    fake_hub(monkeypatch, not_found(kind))
+    from huggingface_hub import errors
+
+    def answer() -> str:
+        error = getattr(errors, kind)
+        instance = error.__new__(error)  # its constructor wants a response of the server
+        instance.args = ("injected",)
+        raise instance
+
+    fake_hub(monkeypatch, answer)
 
     with pytest.raises(PermanentError, match="org/name@nope: the hub has no such revision"):
         load_checkpoint(".", "org/name@nope")

@@ -30,31 +30,17 @@ from tests.unit import jobcommands
 from tests.unit.playedcampaign import Play, toy
 
 
-def plain(count: int, done: int, seconds: Any, **more: Any) -> StageWork:
-    """Items without groups, of which ``done`` have ended."""
-    items = tuple({"name": f"n{n}", **more.get("item", lambda _: {})(n)} for n in range(count))
+def plain(count: int, done: int) -> StageWork:
+    """Items without groups, of which ``done`` have ended after 10 s each."""
+    items = tuple({"name": f"n{n}"} for n in range(count))
     places = [7919 * n % count for n in range(count)]  # workers sample the list
-    seen = tuple(Seen(items[n], "", seconds(n), place=places[n]) for n in range(done))
+    seen = tuple(Seen(items[n], "", 10.0, place=places[n]) for n in range(done))
     batches = tuple(Batch("", n - done, 1, place=places[n]) for n in range(done, count))
     return StageWork(name="items", left=items[done:], batches=batches, seen=seen)
 
 
-def run_of(stage: StageWork, **workers: str) -> Work:
-    return Work(run="run", at=0.0, stages=(stage,), workers=workers)
-
-
-def means(stage: StageWork, draws: int = 60) -> np.ndarray[Any, Any]:
-    """Median over draws of the mean seconds of the items of each batch."""
-    model, chance = LearnedDurations(stage), np.random.default_rng(1)
-    counts = [batch.count for batch in stage.batches]
-    found: np.ndarray[Any, Any] = np.median(
-        [model.draw(chance, 1.0).batches / counts for _ in range(draws)], axis=0
-    )
-    return found
-
-
 def test_equal_items_take_what_those_took_that_ended() -> None:
-    found = Forecaster(run_of(plain(1000, 50, lambda _: 10.0))).forecast(4)
+    found = Forecaster(Work(run="run", at=0.0, stages=(plain(1000, 50),))).forecast(4)
 
     assert found.time_s.low < 950 * 10 / 4 < found.time_s.high
     assert found.time_s.high < 1.4 * found.time_s.low
@@ -62,16 +48,16 @@ def test_equal_items_take_what_those_took_that_ended() -> None:
 
 
 def test_an_item_that_runs_for_long_takes_longer_than_it_has() -> None:
-    stage = plain(40, 20, lambda _: 10.0)
+    stage, chance = plain(40, 20), np.random.default_rng(1)
     held = (Batch("", 0, 1, holder="w", age_s=500.0), *stage.batches[1:])
 
-    model, chance = LearnedDurations(replace(stage, batches=held)), np.random.default_rng(1)
-    drawn = [model.draw(chance, 1.0).batches for _ in range(50)]
+    models = [LearnedDurations(one) for one in (replace(stage, batches=held), stage)]
+    drawn, usual = ([one.draw(chance, 1.0).batches for _ in range(50)] for one in models)
 
     assert min(float(one[0]) for one in drawn) >= 500.0
     # And others like it are to be expected.
     assert max(float(one[1:].max()) for one in drawn) > 100.0
-    assert means(stage)[1:].max() < 11.0
+    assert np.median(usual, axis=0)[1:].max() < 11.0
 
 
 def test_a_guess_is_right_within_its_factor_in_9_of_10_cases() -> None:
@@ -96,8 +82,9 @@ def test_a_million_items_are_forecast_by_their_units() -> None:
     assert forecaster.largest_s == pytest.approx(256 * 30.0, rel=0.05)
 
 
-def queue(*batches: Batch, seconds: float = 1.0, load_s: float = 0.0) -> StageWork:
-    """A stage with a group ``a`` or ``b`` in each batch, and nearly certain durations."""
+def queue(*batches: Batch) -> StageWork:
+    """A stage with a group ``a`` or ``b`` in each batch, and nearly certain durations: 1 s an
+    item, 10 s a load."""
     count = sum(batch.count for batch in batches)
     items = tuple(
         {"group": batch.group.strip('"')} for batch in batches for _ in range(batch.count)
@@ -108,8 +95,8 @@ def queue(*batches: Batch, seconds: float = 1.0, load_s: float = 0.0) -> StageWo
         group_by="group",
         left=items,
         batches=tuple(replace(b, first=n) for b, n in zip(batches, firsts, strict=True)),
-        seen=(Seen({"group": "a"}, '"a"', seconds),) * 4000,
-        loads_s=(load_s,) * 200 if load_s else (),
+        seen=(Seen({"group": "a"}, '"a"', 1.0),) * 4000,
+        loads_s=(10.0,) * 200,
         attempts=count,
     )
 
@@ -141,7 +128,7 @@ def test_units_are_scheduled_as_the_queue_hands_them_out(
     batches: list[Batch], workers: int | dict[str, str], expected: float
 ) -> None:
     living = workers if isinstance(workers, dict) else {}
-    work = replace(run_of(queue(*batches, load_s=10.0)), workers=living)
+    work = Work(run="run", at=0.0, stages=(queue(*batches),), workers=living)
 
     found = Forecaster(work).forecast(None if living else int(str(workers)))
 

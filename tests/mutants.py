@@ -270,6 +270,7 @@ MUTANTS = (
         "queue/control.py",
         '                if record["request"] == _DRAIN:',
         '                if record["request"]:',
+        ("test_queue_leases.py",),
     ),
     Mutant(
         "I4",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -49,7 +50,6 @@ class LocalJob:
     pods: list[Pod] = field(default_factory=list)
     ended: list[tuple[str, int, str]] = field(default_factory=list)
     """Name, exit code and what was done about it, of every pod that ended."""
-    failed_indexes: set[int] = field(default_factory=set)
     outcome: str = ""
     """Complete or Failed, as the condition of the Job is called."""
 
@@ -94,17 +94,11 @@ class LocalJob:
             )
         self.pods.append(Pod(name, index, process))
 
-    def evict(self, index: int) -> None:
-        """What the drain of a node does to the pod of an index."""
+    def evict(self, index: int, number: int = signal.SIGTERM) -> None:
+        """What the drain of a node does to the pod of an index; with SIGKILL, a node's loss."""
         (pod,) = (one for one in self.pods if one.index == index)
         pod.evicted = True
-        pod.process.terminate()
-
-    def lose(self, index: int) -> None:
-        """What the loss of its node does to the pod of an index."""
-        (pod,) = (one for one in self.pods if one.index == index)
-        pod.evicted = True
-        pod.process.kill()
+        pod.process.send_signal(number)
 
     def run(self, limit_s: float = HANG_S) -> str:
         """Follow the pods until the Job has ended; its outcome."""
@@ -121,8 +115,6 @@ class LocalJob:
             self.ended.append((pod.name, code, action))
             if action == "Ignore":
                 self.start(pod.index)
-            elif action == "FailIndex":
-                self.failed_indexes.add(pod.index)
             elif action == "FailJob":
                 self.outcome = "Failed"
         done = sum(action == "Succeeded" for _, _, action in self.ended)
@@ -235,9 +227,9 @@ def test_whichever_pod_of_a_training_is_lost_all_ranks_start_again(tmp_path: Pat
 
     with LocalJob(job_of(request), tmp_path, meeting_place()) as job:
         wait_for("0 0", "1 0")
-        job.lose(1)
+        job.evict(1, signal.SIGKILL)
         wait_for("0 1", "1 1")
-        job.lose(0)
+        job.evict(0, signal.SIGKILL)
         wait_for("0 0", "1 0")
         (tmp_path / "go").touch()
         outcome = job.run()

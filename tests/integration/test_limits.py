@@ -58,7 +58,7 @@ def test_deadline_in_the_past_begins_nothing(
     assert not hpctk.noted("start")
 
 
-def test_idle_exit_leaves_an_open_run_with_75(hpctk: Hpctk) -> None:
+def test_idle_exit_leaves_an_open_run_of_which_nothing_is_left_with_75(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(2, 0.0, open_end=True)
 
     ended = hpctk("work", "run", "--idle-exit", "300ms")
@@ -66,6 +66,7 @@ def test_idle_exit_leaves_an_open_run_with_75(hpctk: Hpctk) -> None:
     assert ended.code == 75
     assert "nothing to do for 0.3 s" in workers_of(run)[0]["note"]
     assert run.status().stages["items"].done == 2
+    assert read_left(run.root, 1.0) == (0, False, 0, 0)
 
 
 @pytest.mark.alone
@@ -157,13 +158,3 @@ def test_what_is_beyond_a_job_does_not_hide_that_others_hold_the_rest(
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     assert read_left(hpctk.cwd / "two", 60.0) == (2, False, 0, 1)
     assert hpctk.leftovers(), "the worker is gone"
-
-
-def test_an_open_run_without_pending_items_has_nothing_left_and_is_not_complete(
-    hpctk: Hpctk,
-) -> None:
-    (hpctk.cwd / "one.jsonl").write_text('{"n": 1}\n')
-    hpctk("init", "more", "--command", "true", "--items", "one.jsonl", "--open")
-    hpctk("work", "more", "--workers", "1", "--idle-exit", "0.1s")
-
-    assert read_left(hpctk.cwd / "more", 1.0) == (0, False, 0, 0)

@@ -298,21 +298,23 @@ max_attempts = 1
     assert (failed["timeout"], failed["error"]) == (True, "took longer than the timeout of 1.0 s")
 
 
-# A stand-in for a GPU, which is not here: the class is torch's own, and the size of the GPU, which
-# only nvidia-smi knows, is given to each worker.
+# A stand-in for a GPU, which is not here: the class is named like torch's (unit/test_memory.py has
+# that one), and the size of the GPU, which only nvidia-smi knows, is given to each worker.
 TRAIN = """
-import os, torch
+import os
+
+class OutOfMemoryError(RuntimeError):
+    pass
 
 def train(gib):
     if gib > int(os.environ["GPU_GIB"]):
-        raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {gib} GiB.")
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {gib} GiB.")
     return {"gib": gib}
 """
 PRINTED = "echo 'torch.OutOfMemoryError: CUDA out of memory.' >&2; exit 1"
 COMMAND = f'if [ {{gib}} -gt "$GPU_GIB" ]; then {PRINTED}; fi'
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize("code", [("workload", "train:train"), ("command", COMMAND)])
 def test_items_that_ran_out_of_gpu_memory_wait_for_a_larger_gpu(
     hpctk: Hpctk, code: tuple[str, str]
@@ -342,9 +344,9 @@ def test_items_that_ran_out_of_gpu_memory_wait_for_a_larger_gpu(
 
     assert [row["state"] for row in run.results()] == ["done", "done", "done", "failed"]
     assert all(line["gpu_oom"] and not line["oom"] for line in journal_lines(run, "failed"))
-    tried = [json.loads(hpctk("explain", "run", "--item", n, "--json").out) for n in range(4)]
+    tried = [json.loads(hpctk("explain", "run", "--item", n, "--json").out) for n in (2, 3)]
     asked = [[one["needs"]["gpu_memory"] >> 30 for one in life["attempts"]] for life in tried]
-    assert asked == [[16], [16], [16, 32, 64], [16, 32, 64, 80]]
+    assert asked == [[16, 32, 64], [16, 32, 64, 80]]
     most = "items with 1 GPU, 80.0 GiB of GPU memory, the most that its retry allows: 1 failed"
     assert most in hpctk("status", "run").out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,7 @@ def node(slurm: FakeSlurm) -> FakeSlurm:
 
 def script(node: FakeSlurm, template: str = "train-multi-node", **fields: Any) -> str:
     given = {"python": str(node.python), "command": ("train.py",), "job_name": "job", **fields}
-    return render_script(ScriptSpec(**given), replace(load_cluster("generic")), template)
-
-
-def started(node: FakeSlurm) -> list[str]:
-    """The words after the interpreter of what runs at the end."""
-    return node.calls("python")[-1]
+    return render_script(ScriptSpec(**given), load_cluster("generic"), template)
 
 
 def test_words_of_a_training_arrive_as_they_were_written(node: FakeSlurm) -> None:
@@ -39,7 +33,7 @@ def test_words_of_a_training_arrive_as_they_were_written(node: FakeSlurm) -> Non
     code, output = node.run(script(node, nodes=2, command=words, run_dir=run_dir), "--lr", "$x")
 
     assert code == 0, output
-    assert started(node) == [
+    assert node.calls("python")[-1] == [
         *("-P", "-m", "hpc_toolkit", "launch", f"--run-dir={run_dir}", "--backend=gloo"),
         *("--nproc-per-node=1", "--max-restarts=3", *words, "--lr", "$x"),
     ]

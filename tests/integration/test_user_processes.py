@@ -197,10 +197,6 @@ def test_function_whose_child_slurm_ended_is_charged_nothing(hpctk: Hpctk) -> No
     assert {line["type"] for line in journal_lines(run)} == {"release"}
 
 
-def started_more(hpctk: Hpctk, least: int) -> bool:
-    return len(hpctk.noted("start")) > least
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("count", "kills"),
@@ -218,7 +214,7 @@ def test_items_that_start_processes_come_out_once_through_kills_and_leave_none(
     chosen = random.Random(1)
     for number in range(1, kills + 1):
         least = number * count // (kills + 1)
-        wait_until(partial(started_more, hpctk, least), "items")
+        wait_until(partial(lambda least: hpctk.noted("start")[least:], least), "items")
         _, _, executor, worker = hpctk.noted("start")[-1]
         with suppress(ProcessLookupError):
             os.kill(int(chosen.choice([executor, worker])), signal.SIGKILL)

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.realrun import REPOSITORY
 from tests.integration.test_campaign import CAMPAIGN
 from tests.slurm.reallab import LabUnderTest
-from tests.slurm.rehearsal import wait_until
+from tests.slurm.rehearsal import Rehearsal, wait_until
 from tests.slurm.templatesite import Site
 
 pytestmark = [pytest.mark.slow]
@@ -47,8 +47,8 @@ def undisturbed(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> 
     return asks(site)
 
 
-def asks(site: Site) -> list[list[str]]:
-    path = site.cwd / RUN / "bandit/trials.jsonl"
+def asks(site: Site | Rehearsal, run: str | Path = RUN) -> list[list[str]]:
+    path = site.cwd / run / "bandit/trials.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return [record["arms"] for record in records if record["type"] == "ask"]
 
@@ -175,3 +175,38 @@ def test_a_coordinator_that_cannot_go_on_ends_the_ranks_and_the_job(site: Site) 
     assert (state, restarts) == ("FAILED", 0)
     assert code not in {0, 75, 143}
     assert f"the coordinator ended with code {code}: telling the ranks to finish" in site.said(job)
+
+
+@pytest.mark.soak  # with real models; the toy above is disturbed in more ways
+@pytest.mark.torch
+@pytest.mark.timeout(5400)
+def test_the_campaign_of_make_demo_is_preempted_and_asks_for_the_same_arms(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    site = Rehearsal(lab, tmp_path, {})
+    for name in ("mini-pythia.toml", "mini_pythia.py"):
+        shutil.copy(REPOSITORY / "examples" / name, tmp_path)
+    local = ("--workers", 2, "--run", "undisturbed")
+    site.hpctk("campaign", "run", "mini-pythia.toml", *local, timeout_s=2700)
+    wanted = asks(site, "undisturbed")
+    site.hpctk("init", site.run, "--campaign", "mini-pythia.toml")
+    # As many threads as the local workers have: the nodes of a lab share this machine's cores.
+    script = site.render("campaign", nodes=2, ntasks_per_node=1, cpus_per_task=1)
+    job = site.sbatch(script, site.run)
+    trials = site.run / "bandit/trials.jsonl"
+    wait_until(lambda: trials.exists() and len(asks(site, site.run)) >= 5, "asks", limit_s=900)
+
+    lab.preempt()
+    wait_until(lambda: lab.state(job) != "RUNNING", "preemption")
+    assert len(asks(site, site.run)) < len(wanted), "the search was over before the preemption"
+    site.wait_for_end(job, limit_s=900)
+
+    assert lab.records(job)[0].exit_code == 0, site.log()
+    assert "DUE TO PREEMPTION" in site.log()
+    assert asks(site, site.run) == wanted
+    found = site.measure()
+    assert {presence["restart"] for presence in found.workers.values()} == {0, 1}
+    assert not found.deaths
+    rows = site.rows()
+    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
+    assert len({json.dumps(row["item"]) for row in rows}) == len(rows)

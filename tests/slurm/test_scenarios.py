@@ -20,8 +20,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_toolkit import Run
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.lab.state import members
+from tests.integration.realrun import workers_of
+from tests.integration.test_study import LINE, TUNE, checked, lines
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import (
     FULL,
@@ -363,3 +366,32 @@ def test_idle_nodes_are_given_back_after_another_node_is_lost(
     wait_until(lambda: shrinking.records(job)[0].ended, "the end of the job")
     said = [line for line in (tmp_path / "log").read_text().splitlines() if "gave back" in line]
     assert said == [f"gave back {node}" for node in ("n3", "n4")]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.soak  # integration/test_study.py kills workers
+def test_a_study_on_slurm_has_each_trial_once_after_two_preemptions(
+    rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(rehearsal.cwd)
+    slower = ("kill(trial)\n        if", "kill(trial); time.sleep(0.2)\n        if")
+    Path("tune.py").write_text(TUNE.replace(*slower))
+    run = rehearsal.run
+    words = {"runs/tune": run, "40": 200}
+    rehearsal.hpctk(*(words.get(word, word) for word in LINE), "--workers", 0)
+    script = rehearsal.render(nodes=8, ntasks_per_node=1, cpus_per_task=1)
+
+    job = rehearsal.sbatch(script, run)
+    for number in (20, 120):
+        rehearsal.wait_for_done(number)
+        rehearsal.lab.preempt()
+        wait_until(lambda: rehearsal.lab.state(job) != "RUNNING", "preemption")
+    rehearsal.wait_for_end(job)
+
+    assert rehearsal.lab.records(job)[0].exit_code == 0, rehearsal.log()
+    found, _ = checked(str(run), 200)
+    assert [n for n, one in enumerate(found) if one.state.name == "FAIL"] == [13, 19]
+    assert len(workers_of(Run.open(run))) >= 3 * 8  # the job began three times
+    again = sum(len(calls) > 1 for calls in lines("calls.jsonl").values())
+    assert again >= 4
+    MEASURED.append(f"study: 200 trials on 8 ranks, {again} repeated with their parameters")

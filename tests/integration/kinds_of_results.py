@@ -72,6 +72,11 @@ def _pandas() -> Any:
     return pd.DataFrame({"a": [1, 2], "b": ["x", None]}, index=[5, 6])
 
 
+def _series() -> Any:
+    pd = importlib.import_module("pandas")
+    return pd.Series([1.5, math.nan], name="s")
+
+
 def _timestamp() -> Any:
     pd = importlib.import_module("pandas")
     return pd.Timestamp("2026-01-02T03:04:05.000000007")
@@ -137,6 +142,7 @@ KINDS: dict[str, Kind] = {
     "mixed list": Kind(lambda: [1, "a", None], [1, "a", None], '[1, "a", null]', "string"),
     "tuple": Kind(lambda: (1, (2.5,)), [1, [2.5]], "[1, [2.5]]", "string"),
     "set": Kind(lambda: {3, 1}, [1, 3], "[1, 3]", "list<element: int64>"),
+    "frozenset": Kind(lambda: frozenset("a"), ["a"], '["a"]', "list<element: string>"),
     "dict": Kind(lambda: {"a": 0.5}, {"a": 0.5}, "0.5", "double"),
     "empty dict": Kind(dict, {}, "", ""),
     "dict with nan": Kind(lambda: {"a": math.nan}, {"a": None}, "nan", "double"),
@@ -192,6 +198,7 @@ KINDS: dict[str, Kind] = {
     "numpy int8": Kind(lambda: np.int8(3), 3, "3", "int8"),
     "numpy uint64": _alike(lambda: np.uint64(2**64 - 1), 2**64 - 1, "uint64"),
     "numpy bool": Kind(lambda: np.bool_(True), True, "True", "bool"),
+    "numpy text": Kind(lambda: np.str_("x"), "x", "x", "string"),
     "numpy datetime": _alike(
         lambda: np.datetime64("2026-01-02T03", "h"), "2026-01-02T03", "string"
     ),
@@ -252,7 +259,15 @@ KINDS: dict[str, Kind] = {
         "list<element: list<element: int64>>",
         "torch",
     ),
+    "large tensor of bfloat16": Kind(
+        _tensor([1.5] * 1000, dtype="bfloat16"),
+        "<torch.Tensor torch.bfloat16 (1000,), 2.0 KiB>",
+        "<torch.Tensor torch.bfloat16 (1000,), 2.0 KiB>",
+        "list<element: float>",
+        "torch",
+    ),
     "pandas frame": Kind(_pandas, "<pandas.DataFrame (2, 2)", "<pandas", "string", "pandas"),
+    "pandas series": Kind(_series, "<pandas.Series float64 (2,)", "<pandas", "string", "pandas"),
     "pandas time": _alike(_timestamp, "2026-01-02 03:04:05.000000007", "string", "pandas"),
     "polars frame": Kind(_polars, "<polars.DataFrame (2, 2)", "<polars", "string", "polars"),
     "arrow table": Kind(_arrow, "<pyarrow.Table (2, 1)", "<pyarrow", "string", "pyarrow"),

@@ -77,7 +77,9 @@ def test_output_that_an_item_breaks_is_whole_for_the_next_item(hpctk: Hpctk, cod
 
 IMPORTS = {
     "import sys; sys.exit()": "SystemExit",
+    "import argparse; argparse.ArgumentParser().parse_args(['--no-such'])": "SystemExit: 2",
     "raise KeyboardInterrupt": "KeyboardInterrupt",
+    "raise GeneratorExit": "GeneratorExit",
     "class E(Exception):\n    def __str__(self): raise ValueError\nraise E": "E: its text",
     "def __getattr__(name): raise OSError(name)": "OSError: work",
     "class work:\n    def __init__(self): raise SystemExit(0)": "SystemExit: 0",

@@ -321,12 +321,13 @@ def main(item):
     assert [row["attempts"] for row in run.results()] == [1] * 6
 
 
-def test_common_libraries_can_be_forked(hpctk: Hpctk) -> None:
+@pytest.mark.parametrize("module", ["torch", "sklearn.linear_model"])
+def test_common_libraries_can_be_forked(hpctk: Hpctk, module: str) -> None:
     """Their own threads, which numpy starts at its import, prepare for a fork."""
-    pytest.importorskip("sklearn")
+    pytest.importorskip(module)
     product = "numpy.ones((300, 300)) @ numpy.ones((300, 300))"
     main = f"def main(item):\n    return float(({product}).sum())\n"
-    run = make(hpctk, main, 2, *FRESH, first="import numpy, sklearn.linear_model\n")
+    run = make(hpctk, main, 2, *FRESH, first=f"import numpy, {module}\n")
 
     ended = hpctk("work", "run", env={"OMP_NUM_THREADS": "2"})
 

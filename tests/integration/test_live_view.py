@@ -147,7 +147,9 @@ def test_a_training_is_drawn_in_place(tmp_path: Path, watch: Callable[..., Termi
     assert "step 12" in terminal.text.partition(LEAVE)[2]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
 def test_a_signal_restores_the_terminal(
     toy: ToyRun, watch: Callable[..., Terminal], number: int, code: int
 ) -> None:

@@ -19,6 +19,8 @@ from tests.sharedfs.rehearsal import PYTHONPATH
 from tests.sharedfs.rewrites import KINDS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.sharedfs.filesystems import Filesystem
 
 LATE_S = 10.0
@@ -64,6 +66,14 @@ class Side:
         self._process.communicate()
 
 
+def _directory(filesystem: Filesystem, name: str) -> Path:
+    """A new directory, which the first host makes."""
+    for host in HOSTS:
+        filesystem.wait_for(host)  # an earlier scenario may have disturbed it
+    filesystem.hosts.call(HOSTS[0], "mkdir", filesystem.shared / name)
+    return filesystem.shared / name
+
+
 @pytest.mark.parametrize(
     "seconds",
     [
@@ -76,10 +86,8 @@ def test_each_name_that_two_hosts_race_for_has_one_owner_whom_both_read(
     filesystem: Filesystem, name: str, seconds: float
 ) -> None:
     """Names that GlusterFS refuses to both are asked for again, until one of them has it."""
-    directory = f"names-{seconds:g}"
-    filesystem.hosts.call(HOSTS[0], "mkdir", filesystem.shared / directory)
-    filesystem.hosts.call(HOSTS[1], "ls", filesystem.shared / directory)
-    at = filesystem.shared / directory
+    at = _directory(filesystem, f"names-{seconds:g}")
+    filesystem.hosts.call(HOSTS[1], "ls", at)
     racers = {host: Side(filesystem, host, "racer", at, host, seconds) for host in HOSTS}
     try:
         for racer in racers.values():
@@ -114,10 +122,7 @@ def _seen(
     filesystem: Filesystem, kind: str, bursts: int, length: int, *, limit_s: float
 ) -> list[str]:
     """What the reader says of each burst of rewrites."""
-    directory = filesystem.shared / f"rewrites-{kind}-{bursts}-{length}"
-    for host in HOSTS:
-        filesystem.wait_for(host)  # an earlier scenario may have disturbed it
-    filesystem.hosts.call(HOSTS[0], "mkdir", directory)
+    directory = _directory(filesystem, f"rewrites-{kind}-{bursts}-{length}")
     found = []
     with (
         closing(Side(filesystem, HOSTS[0], "rewrites", "write", kind, directory)) as writer,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpc_toolkit.system.processes import parent_of
+from hpc_toolkit.system.processes import WARNINGS, parent_of
 
 Item = dict[str, Any]
 
@@ -46,7 +46,7 @@ def signals_and_files() -> dict[str, Any]:
     }
 
 
-OURS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+OURS = (signal.SIGTERM, *WARNINGS, signal.SIGCHLD)
 
 
 def fork_and(act: Callable[[], Any]) -> int:

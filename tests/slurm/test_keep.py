@@ -403,17 +403,18 @@ def test_a_limit_of_the_number_of_jobs_ends_nothing(limited: Site) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_jobs_that_end_together_at_a_limit_send_a_successor(limited: Site) -> None:
-    run = limited.init(24, 1.5)
-    first = limited.call("submit", "--run", run, *A_MINUTE, "--keep", "4")
+    limited.init_held(8)
+    first = limited.call("submit", "--run", limited.run, *A_MINUTE, "--keep", "4")
     jobs = first.stdout.split()
     assert len(jobs) == 2
     assert "AssocMaxSubmitJobLimit" in first.stderr
     look_every_second(limited)
-    shown = limited.call("status", run).stdout
+    shown = limited.call("status", limited.run).stdout
     assert "up to 4 of work-queue; Slurm refused the last one: as many jobs" in shown
 
-    limited.wait_for_workers(2)
+    wait_until(lambda: limited.status()["stages"]["items"]["running"] == 2, "two items")
     limited.lab.run("scancel", "--batch", "--signal=USR1", *jobs)
+    wait_until(lambda: len(limited.known_jobs()) >= 3, "a successor", limit_s=300)
+    limited.release()
 
     wait_until(lambda: limited.status()["complete"], "the end of the run", limit_s=300)
-    assert len(limited.known_jobs(run)) >= 3

@@ -93,6 +93,7 @@ def transcript(text: str) -> Iterator[tuple[str, str]]:
 
 def blurred(text: str) -> str:
     """A text without what differs from run to run."""
+    text = re.sub("^stopping: .*\n", "", text, flags=re.MULTILINE)  # if it takes a while
     text = re.sub(rf"\bon {re.escape(host_name())}\b", "on n1", WORKER.sub("WORKER", text))
     text = MOMENTS.sub("at TIME", DURATION.sub("N s", text))
     return NUMBER.sub("N", text).strip()

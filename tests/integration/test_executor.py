@@ -111,6 +111,7 @@ def test_an_interrupted_script_leaves_its_calls_and_no_process(scripts: Scripts)
 
 STOPPED = """
 import sys
+import time
 from pathlib import Path
 
 import numbers_
@@ -121,6 +122,8 @@ if __name__ == "__main__":
         futures = [executor.submit(numbers_.held, n) for n in range(3)]
         number = numbers_.first()
         executor.shutdown(wait=False, cancel_futures=True)
+        while "draining" not in "".join(map(Path.read_text, Path("runs/x/workers").glob("*.json"))):
+            time.sleep(0.01)
         Path("over").touch()
     print(futures[number].result() - number, sum(one.cancelled() for one in futures))
 """

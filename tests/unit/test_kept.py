@@ -156,6 +156,7 @@ def test_a_silent_slurm_is_not_a_failed_submission(
         assert "no jobs are sent now: sbatch: " in keep(1)[1]
     assert (state(run)["failed"], state(run)["ended"]) == (0, "")
 
+    monkeypatch.setattr(client, "PATIENCE_S", 60.0)  # a busy machine starts it late
     programs.add("sbatch", SBATCH.format(before=""))
     assert keep(1)[0] == ["101"]
 

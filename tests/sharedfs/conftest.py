@@ -62,28 +62,41 @@ def _impossible(device: str) -> str:
     return "" if os.geteuid() == 0 else "only root can mount filesystems"
 
 
-def _mounted(kinds: Kinds, device: str, directory: Path) -> Iterator[dict[str, Filesystem]]:
+def _selected(items: list[pytest.Item], kinds: Kinds) -> Kinds:
+    """The installed kinds that tests of this session name; all, if a test asks for all."""
+    found = tuple(one for one in kinds if not _missing(*one.programs))
+    if any({"filesystems", "nfs"} & {*getattr(item, "fixturenames", ())} for item in items):
+        return found
+    names = {item.callspec.params.get("name") for item in items if hasattr(item, "callspec")}
+    return tuple(one for one in found if one.name in names)
+
+
+def _mounted(
+    kinds: Kinds, device: str, request: pytest.FixtureRequest, directory: Path
+) -> Iterator[dict[str, Filesystem]]:
     if why := _impossible(device):
         pytest.skip(f"no shared filesystems: {why}")
     try:
-        with mounted(
-            directory, tuple(one for one in kinds if not _missing(*one.programs))
-        ) as found:
+        with mounted(directory, _selected(request.session.items, kinds)) as found:
             yield found
     except NoHostsError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
-def filesystems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Filesystem]]:
+def filesystems(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Filesystem]]:
     """Those in user space, started at the same time and taken down at the end."""
-    yield from _mounted(FUSE_KINDS, "/dev/fuse", tmp_path_factory.mktemp("hosts"))
+    yield from _mounted(FUSE_KINDS, "/dev/fuse", request, tmp_path_factory.mktemp("hosts"))
 
 
 @pytest.fixture(scope="session")
-def nfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Filesystem]]:
+def nfs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Filesystem]]:
     """The kernel's NFS between kernels."""
-    yield from _mounted(NFS_KINDS, "/dev/net/tun", tmp_path_factory.mktemp("kernels"))
+    yield from _mounted(NFS_KINDS, "/dev/net/tun", request, tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,7 @@ class Log:
         """Flush what was printed, and return the size of the log."""
         try:
             sys.stdout.flush()
+            os.get_inheritable(2)  # raises OSError if an item closed it
             found = os.fstat(1)
             if found.st_ino == self._inode and not sys.stderr.closed:
                 return found.st_size

@@ -66,13 +66,14 @@ REPLACING = "sys.stdout = type('OnlyWrites', (), {'write': lambda *_: None})()"
 
 @pytest.mark.parametrize("code", [*BREAKING, REPLACING])
 def test_output_that_an_item_breaks_is_whole_for_the_next_item(hpctk: Hpctk, code: str) -> None:
-    run = hpctk.worked([{"code": code}, {}], "sample_workloads:break_output", items_per_claim=1)
+    items: list[dict[str, object]] = [{"code": code}, {}, {}]
+    run = hpctk.worked(items, "sample_workloads:break_output", items_per_claim=2)
 
-    assert [row["state"] for row in rows_by_id(run).values()] == ["done", "done"]
+    assert [row["state"] for row in rows_by_id(run).values()] == ["done"] * 3
     assert not journal_lines(run, "death")
-    if code in BREAKING:
-        said = sorted(hpctk("logs", "run", "--item", 1).out.splitlines())
-        assert said == ["child error of 1", "child of 1", "error of 1", "out of 1"]
+    for item in (1, 2) if code in BREAKING else ():
+        said = sorted(hpctk("logs", "run", "--item", item).out.splitlines())
+        assert said == [f"{one} of {item}" for one in ("child error", "child", "error", "out")]
 
 
 IMPORTS = {

@@ -207,9 +207,9 @@ def campaign_steps(root: Path, steps: int, policy: str) -> list[float]:
     ]
     subprocess.run(argv, cwd=root, check=True, capture_output=True, timeout=600)
     stage = root / "runs" / "steps" / "stages" / "tasks"
-    entries = {path.name: path.readlink().as_posix() for path in (stage / "log").iterdir()}
-    items = {path.name: path.read_bytes() for path in (stage / "items").iterdir()}
-    return between_asks(entries, items, steps)
+    argv = list_log(stage / "log")
+    listing = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    return between_asks(listing, steps)
 
 
 def write_campaign(root: Path, steps: int, policy: str) -> None:
@@ -224,16 +224,17 @@ def write_campaign(root: Path, steps: int, policy: str) -> None:
     )
 
 
-def between_asks(entries: dict[str, str], items: dict[str, bytes], steps: int) -> list[float]:
+def list_log(log: Path) -> list[str]:
+    """The command that lists the entries of a log: name, seconds of the epoch and target."""
+    return ["find", str(log), "-type", "l", "-printf", r"%f %T@ %l\n"]
+
+
+def between_asks(listing: str, steps: int) -> list[float]:
     """Seconds between the asks of a log, without the first step, and without the seal behind the
-    last ask.
+    last ask. A filesystem's times tick every few milliseconds.
     """
-    # Each decision says when it was made; times of files are those of a clock that ticks slowly.
-    times = []
-    for _, target in sorted(entries.items(), key=lambda entry: int(entry[0])):
-        kind, _, name = target.rpartition("/")
-        if kind.endswith("items"):
-            times.append(json.loads(items[name].partition(b"\n")[0])["decision"]["wall_s"])
+    lines = sorted((line.split() for line in listing.splitlines()), key=lambda line: int(line[0]))
+    times = [float(at) for _, at, target in lines if "items/" in target]
     return [after - before for before, after in pairwise(times[1 : steps + 2])]
 
 
@@ -285,10 +286,8 @@ def nfs_steps(rehearsal: Rehearsal, steps: int, policy: str) -> list[float]:
     for one in (coordinator, workers):
         ended = one.ended(limit_s=60.0 + 10.0 * steps)
         assert ended.code == 0, ended
-    read = rehearsal.read
-    entries = {Path(k).name: v.decode() for k, v in read("stages/tasks/log/*").items()}
-    items = {Path(k).name: v for k, v in read("stages/tasks/items/*").items()}
-    return between_asks(entries, items, steps)
+    log = rehearsal.run / "stages/tasks/log"
+    return between_asks(rehearsal.filesystem.hosts.call(maker, *list_log(log)), steps)
 
 
 def names_seen(hosts: Hosts, directory: Path, what: str, times: int) -> list[float]:

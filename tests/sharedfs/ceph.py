@@ -45,8 +45,8 @@ bluestore_block_size = 2147483648
 client_oc = false
 # With the kernel's, 1 % of files that are rewritten three times at once look as before for 10 s.
 fuse_disable_pagecache = true
-# ceph-fuse closes its standard error when it has mounted. libfuse reads requests through a pipe that
-# gets this number, so an error written there displaces requests, which are then never answered.
+# ceph-fuse closes its standard error when it has mounted. libfuse reads requests through a pipe
+# that gets this number, so an error written there displaces requests, and nobody answers these.
 err_to_stderr = false
 # The defaults suit a cluster: 8 s more until it serves.
 bdev_aio_poll_ms = 10

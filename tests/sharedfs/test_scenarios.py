@@ -193,7 +193,7 @@ def test_workers_of_a_host_that_the_server_evicted_tell_what_to_do(found: Outcom
     (evicted,) = (one for one in found.ended if one.host == HIT)
     assert evicted.code == 75
     if "No such file or directory\nhint: fix that and start workers again" in evicted.err:
-        return  # The client may first answer that a file is missing (seen in 1 of 17 runs).
+        return  # In 1 of 17 runs; which call failed so is not known.
     assert "Cannot send after transport endpoint shutdown" in evicted.err
     assert "mount the filesystem again, then start workers again" in evicted.err
 
